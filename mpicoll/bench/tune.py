@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +45,13 @@ def run(harness: Harness, output: Output, out: str, quick: bool) -> None:
         raise SystemExit("bench tune: needs two ranks or more")
     if chosen.large != DIRECT and not host.windows.make():
         raise SystemExit("bench tune: a node has no shared memory for its ranks" if harness.rank == 0 else 1)
-    layout = _layout(host, harness.size)
-    operations = [name for name in WINDOW_FROM if layout.name != BETWEEN or chosen.least[name] < NEVER]  # some need equal nodes
+    table, number, where = _layout(host, harness.size)
+    way = "by direct exchange" if table == APART else "through windows"
+    operations = [name for name in WINDOW_FROM if table != BETWEEN or chosen.least[name] < NEVER]  # some need equal nodes
     found: dict[str, int] = {}
     sizes = QUICK_SIZES if quick else SIZES
     heads = " " * 16 + "".join(f"{spell(size):>9}" for size in sizes)
-    output.say("", f"time {layout.way} / time of MPI, by size; {layout.where}", heads)
+    output.say("", f"time {way} / time of MPI, by size; {where}", heads)
     for operation in operations:
         ratios = [_ratio(harness, host, operation, size) for size in sizes]
         found[operation] = takes_over(sizes, ratios)
@@ -59,29 +59,20 @@ def run(harness: Harness, output: Output, out: str, quick: bool) -> None:
         said, before = (spell(least) if least < NEVER else "never" for least in (found[operation], chosen.least[operation]))
         output.say(f"{operation:>16}{cells}   from {said}; so far {before}")
     host.use(chosen)
-    output.extra[layout.name] = found
+    output.extra[table] = found
     if output.active:
-        write(Path(out), layout.name, found, layout.number, output.machine.facts())
+        write(Path(out), table, found, number, output.machine.facts())
     output.say(f"wrote {out}; use it with MPICOLL_TUNING={Path(out).absolute()}")
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Where the ranks are. name: of its table; number: of ranks or nodes; way: how large operations go there."""
-
-    name: str
-    number: int
-    way: str
-    where: str
-
-
-def _layout(host: HostCollectives, ranks: int) -> Layout:
+def _layout(host: HostCollectives, ranks: int) -> tuple[str, int, str]:
+    """The name of the table for these ranks, their number or that of the nodes, and where they are in words."""
     if host.thresholds.large == DIRECT:
-        return Layout(APART, ranks, "by direct exchange", f"{ranks} nodes of one rank each")
+        return APART, ranks, f"{ranks} nodes of one rank each"
     if host.windows.nodes is None:
-        return Layout(WITHIN, ranks, "through windows", f"{ranks} ranks of one node")
+        return WITHIN, ranks, f"{ranks} ranks of one node"
     nodes = len(host.windows.nodes.members)
-    return Layout(BETWEEN, nodes, "through windows", f"{nodes} nodes")
+    return BETWEEN, nodes, f"{nodes} nodes"
 
 
 def takes_over(sizes: Sequence[int], ratios: Sequence[float]) -> int:
