@@ -1,9 +1,9 @@
 """What a rank leaves to the monitor that `mpicoll.run` has put above it; nothing under another launcher.
 
-Through a pipe it says how it ends. `why`: the `cause` of an exception, the reason of an abort, or the exit status of sys.exit.
-`culprit`: another rank, of which `why` speaks. `returned`: the program has come to its end; without this word, exit status 0 is
-that of _exit(0). `left`: the program calls os._exit(0). `alone`: it has torch, and has neither made a group nor started MPI.
-`end`: why one of its processes ends it (`end_unless_caught`).
+Through a pipe it says how it ends, in lines of JSON with values of a `mpicoll._launch.reports.Rank`. `why`: the `cause` of an
+exception, the reason of an abort, or the exit status of sys.exit. `returned`: the program has come to its end; without it, exit
+status 0 is that of _exit(0). `alone`: it has torch, and has neither made a group nor started MPI. `end`: one of its processes
+ends it (`end_unless_caught`).
 
 A rank that is killed cannot say anything. So about once a second it writes what it does to memory that outlives it (`doing`). The
 monitor reads it after the program has ended. The memory is one anonymous page, made before the monitor forks the program: it has
@@ -18,6 +18,7 @@ before.
 from __future__ import annotations
 
 import contextlib
+import json
 import mmap
 import os
 import select
@@ -120,11 +121,9 @@ def why(text: str, status: int = 1, culprit: tuple[int, bool] | None = None) -> 
     Adds the operation in which a thread still is, if the `cause` does not name it.
     """
     line = cause(text)
-    if culprit is not None:
-        _write(f"culprit {culprit[0]} {culprit[1]:d}")
     blocking = [] if (monitor := monitored()) is None else monitor.blocking()
     line += next((f"; it was in {words}" for operation, words in blocking if operation not in line), "")
-    _write(f"why {status} {line[:LONGEST]}")
+    _write(why=line[:LONGEST], why_status=status, culprit=culprit)
 
 
 def cause(text: str) -> str:
@@ -158,27 +157,29 @@ def _end(rank: int) -> None:
     with contextlib.suppress(OSError):
         if isinstance(error, LaunchError) and os.readlink(path) == pipe:  # not if the rank has called os.exec
             with open(path, "wb", buffering=0) as file:
-                file.write(f"end 1 LaunchError: {error}"[:LONGEST].encode() + b"\n")
+                file.write(_line({"why": f"LaunchError: {error}"[:LONGEST], "end": True}))
             sys.exit(1)
 
 
 def returned(alone: bool = False) -> None:
     """Says that the program has come to its end, by its last line or by sys.exit. ``alone``: it has worked with no other rank."""
-    if alone:
-        _write("alone")
-    _write("returned")
+    _write(returned=True, alone=alone)
 
 
 def left(mpi_runs: bool) -> None:
     """Says that the program is about to end by os._exit(0), and whether MPI still runs in it."""
-    _write(f"left {mpi_runs:d}")
+    _write(left=mpi_runs)
 
 
-def _write(line: str) -> None:
+def _line(said: dict[str, object]) -> bytes:
+    return json.dumps(said, ensure_ascii=False).encode(errors="replace") + b"\n"
+
+
+def _write(**said: object) -> None:
     """Returns when the monitor has passed the line on: an abort that follows may kill the monitor too."""
     if (monitor := monitored()) is not None:
         try:
-            os.write(monitor.told, line.encode(errors="replace") + b"\n")
+            os.write(monitor.told, _line(said))
             if select.select([monitor.answers], [], [], MONITOR_S)[0]:
                 os.read(monitor.answers, 1)
         except OSError:  # the monitor has been killed: nobody listens

@@ -13,15 +13,14 @@ The program never outlives the job: it gets SIGKILL when its monitor dies; and t
 supervisor breaks, that is, when the supervisor has died, or cannot be reached for about 11 s; and when the monitor's parent has
 died: Hydra goes on without its daemon on another host.
 
-Lines to the supervisor: `begin SECRET RANK SIZE PID HOST`, `culprit RANK ENDED` and `why TIME STATUS TEXT`, `was SECONDS TEXT`
-(what the program was doing that long before its end: `mpicoll._base.last_words`), `oom` (while it ran, the kernel has killed a
-process for lack of memory), `left RUNNING` (by os._exit(0); whether MPI still runs), `ended TIME STATUS RETURNED`.
+Lines to the supervisor: values of a `mpicoll._launch.reports.Rank` in JSON; the secret is before the first of them.
 Lines from it: `end` (SIGTERM, and SIGKILL after the grace), `kill`, `signal NUMBER` (for the program).
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import time
@@ -140,7 +139,7 @@ class Monitor:
             linux.end_with_parent(self.launcher, signal.SIGCHLD)  # which wakes this loop
             while not self._ended():
                 if os.getppid() != self.launcher and not self.told_to_end:
-                    self._say(f"why {time.time_ns()} 1 its parent, mpiexec or a daemon of it, was lost")
+                    self._say(why="its parent, mpiexec or a daemon of it, was lost", why_at=time.time_ns())
                     self._end(self.grace_s)
                 limit = None if self.kill_at is None else max(0.0, self.kill_at - time.monotonic())
                 for key, _ in selector.select(limit):
@@ -152,10 +151,10 @@ class Monitor:
         assert self.status is not None
         well = self.status == 0 and self.returned
         if not well and (written := self.memory.read()) is not None:
-            self._say(f"was {time.monotonic() - written.at_s:.1f} {written.text}")
+            self._say(was=f"{time.monotonic() - written.at_s:.1f} s before, {written.text}")
         if self.status == -signal.SIGKILL and linux.oom_kills() > self.oom_kills:
-            self._say("oom")
-        self._say(f"ended {time.time_ns()} {self.status} {int(self.returned)}")
+            self._say(oom=True)
+        self._say(ended_at=time.time_ns(), status=self.status)
         if not well and (self.address != LOOPBACK or self._connection is None):  # else the supervisor removes them
             leftovers.remove(self.began_s)
         if self._connection is not None:
@@ -192,15 +191,14 @@ class Monitor:
             selector.unregister(self.told)
         *lines, self._said = (self._said + data).split(b"\n")
         for line in lines:
-            word, _, text = line.decode(errors="replace").partition(" ")
-            if word == "returned":
-                self.returned = True
-            elif word in ("alone", "culprit", "left"):
-                self._say(f"{word} {text}")
-            else:
-                self._say(f"why {time.time_ns()} {text}")
-                if word == "end":
-                    self._end(self.grace_s)
+            said = json.loads(line)
+            self.returned |= said.get("returned", False)
+            end = said.pop("end", False)
+            if "why" in said:
+                said["why_at"] = time.time_ns()
+            self._say(**said)
+            if end:
+                self._end(self.grace_s)
             with contextlib.suppress(OSError):  # the program has ended
                 os.write(self.answer, b".")
 
@@ -219,13 +217,14 @@ class Monitor:
         except OSError:
             return
         self._connection = connection
-        self._say(f"begin {self.secret} {launch.rank} {launch.size} {self.child} {socket.gethostname() or '?'}")
+        begin = {"number": launch.rank, "size": launch.size, "pid": self.child, "host": socket.gethostname() or "?"}
+        self._say(f"{self.secret} ", **begin)
         selector.register(connection, selectors.EVENT_READ, self._hear_supervisor)
 
-    def _say(self, line: str) -> None:
+    def _say(self, before: str = "", **said: object) -> None:
         if self._connection is not None:
             with contextlib.suppress(OSError):  # the supervisor has died; `_hear_supervisor` sees that, too
-                self._connection.sendall(line.encode(errors="replace") + b"\n")
+                self._connection.sendall(f"{before}{json.dumps(said)}\n".encode())
 
     def _hear_supervisor(self, selector: selectors.BaseSelector) -> None:
         assert self._connection is not None

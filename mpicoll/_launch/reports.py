@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hmac
+import json
 import resource
 import selectors
 import signal
@@ -198,7 +199,7 @@ class Reports:
             data = b""
         *lines, connection.data = (connection.data + data).split(b"\n")
         for line in lines:
-            if not self._take(connection, line.decode(errors="replace")):
+            if not self._take(connection, line):
                 data = b""
                 break
         if not data or len(connection.data) > LONGEST_LINE:
@@ -213,33 +214,17 @@ class Reports:
             if rank is not None and rank.status is None:
                 rank.lost, rank.ended_at = True, time.time_ns()
 
-    def _take(self, connection: Connection, line: str) -> bool:
-        """Carries out one line. False: the other end is no monitor of this job."""
-        word, _, rest = line.partition(" ")
-        rank = connection.rank
-        if rank is None:
-            words = rest.split()
-            if word != "begin" or len(words) != 5 or not hmac.compare_digest(words[0].encode(), self._secret.encode()):
+    def _take(self, connection: Connection, line: bytes) -> bool:
+        """Takes what a line says about a rank. False: the other end is no monitor of this job."""
+        if connection.rank is None:
+            secret, _, line = line.partition(b" ")
+            if not hmac.compare_digest(secret, self._secret.encode()):
                 return False
-            number, size, pid = (int(text) for text in words[1:4])
-            connection.rank = self.ranks[number] = Rank(number, pid, words[4])
-            self.size = size
-        elif word == "why" and not rank.why:
-            at, status, text = rest.split(" ", 2)
-            rank.why, rank.why_at, rank.why_status = text, int(at), int(status)
-        elif word == "left":
-            rank.left = rest == "1"
-        elif word in ("alone", "oom"):
-            setattr(rank, word, True)
-        elif word == "culprit" and not rank.why:
-            culprit, ended = rest.split()
-            rank.culprit = int(culprit), ended == "1"
-        elif word == "was":
-            seconds, text = rest.split(" ", 1)
-            rank.was = f"{seconds} s before, {text}"
-        elif word == "ended":
-            at, status, returned = rest.split()
-            rank.status, rank.returned, rank.ended_at = int(status), returned == "1", int(at)
+            begin = json.loads(line)
+            self.size = begin.pop("size")
+            connection.rank = self.ranks[begin["number"]] = Rank(**begin)
+        elif not ("why" in (said := json.loads(line)) and connection.rank.why):  # the first reason counts
+            vars(connection.rank).update(said)
         return True
 
 

@@ -1,5 +1,6 @@
 """The monitor of a rank, `mpicoll._launch.monitor`, without a launcher."""
 
+import json
 import os
 import signal
 import socket
@@ -79,8 +80,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize(("counts", "said"), [((3, 4), ["oom"]), ((3, 3), [])])
-def test_the_monitor_of_a_killed_rank_says_if_memory_was_short(counts: tuple[int, int], said: list[str]) -> None:
+@pytest.mark.parametrize(("counts", "said"), [((3, 4), [{"oom": True}]), ((3, 3), [])])
+def test_the_monitor_of_a_killed_rank_says_if_memory_was_short(counts: tuple[int, int], said: list[dict[str, bool]]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         words = f"127.0.0.1 {server.getsockname()[1]} secret 5"
         environ = {**os.environ, "PYTHONPATH": str(ROOT), SUPERVISOR: words, "PMI_RANK": "0", "PMI_SIZE": "1"}
@@ -88,4 +89,4 @@ def test_the_monitor_of_a_killed_rank_says_if_memory_was_short(counts: tuple[int
             connection, _ = server.accept()
             with connection.makefile() as lines:
                 begin, *others, ended = lines.read().splitlines()
-    assert (begin.split()[0], others, ended.split()[0::2]) == ("begin", said, ["ended", "-9"])
+    assert (begin.split()[0], [json.loads(line) for line in others], json.loads(ended)["status"]) == ("secret", said, -9)

@@ -12,7 +12,7 @@ from mpicoll._launch.reports import Reports
 
 soft, hard, ranks = map(int, sys.argv[1:])
 with selectors.DefaultSelector() as selector:
-    reports = Reports(selector, "127.0.0.1", "secret")
+    reports = Reports(selector, "127.0.0.1", "5ec2e7")
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     print(reports.port, flush=True)
     turns, deadline = 0, time.monotonic() + 20

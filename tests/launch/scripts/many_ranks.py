@@ -3,10 +3,17 @@
 Rank CULPRIT is killed. Rank FIRST notices and says so, all others are ended for it, and the monitor of CULPRIT reports last.
 """
 
+import json
 import os
 import resource
 import socket
 import sys
+from typing import Any
+
+
+def line(**said: Any) -> bytes:
+    return json.dumps(said).encode() + b"\n"
+
 
 ranks, culprit, first = map(int, sys.argv[-3:])
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -15,10 +22,12 @@ address, port, secret, *_ = os.environ["_MPICOLL_SUPERVISOR"].split()
 monitors = []
 for rank in range(ranks):
     monitors.append(socket.create_connection((address, int(port))))
-    monitors[rank].sendall(f"begin {secret} {rank} {ranks} {os.getpid()} node{rank % 4}\n".encode())
-monitors[first].sendall(f"culprit {culprit} 1\nwhy 20 1 has not come to all_reduce: its process 77 has ended\n".encode())
+    begin = line(number=rank, size=ranks, pid=os.getpid(), host=f"node{rank % 4}")
+    monitors[rank].sendall(f"{secret} ".encode() + begin)
+why = "has not come to all_reduce: its process 77 has ended"
+monitors[first].sendall(line(why=why, why_at=20, why_status=1, culprit=(culprit, True)))
 for rank, monitor in enumerate(monitors):
     if rank != culprit:
-        monitor.sendall(b"ended 30 -9 0\n")
-monitors[culprit].sendall(b"was 0.5 it computed\nended 40 -9 0\n")
+        monitor.sendall(line(ended_at=30, status=-9))
+monitors[culprit].sendall(line(was="0.5 s before, it computed") + line(ended_at=40, status=-9))
 sys.exit(1)
