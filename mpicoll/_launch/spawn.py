@@ -83,7 +83,7 @@ class SpawnContext:
     def pids(self) -> list[int]:
         """Returns the process ids of the ranks that have started, in rank order."""
         pids = [self._folder / f"pid-{rank}" for rank in range(self.nprocs)]
-        return [int(file.read_text()) for file in pids if file.exists()]
+        return [int(text) for file in pids if file.exists() and (text := file.read_text())]  # empty while it is written
 
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
         """Waits for the ranks. Returns True if all have ended, False if some still run after the time-out.

@@ -29,7 +29,7 @@ def main(folder_name: str) -> None:
     prepare_output()
     launcher.provide_torch_variables()
     folder = Path(folder_name)
-    _write(folder / f"pid-{launch.rank}", str(os.getpid()).encode())
+    (folder / f"pid-{launch.rank}").write_text(str(os.getpid()))
     status, returned = 0, _pickled(None)
     try:
         preparation, task = pickle.loads((folder / "task").read_bytes())
@@ -42,10 +42,10 @@ def main(folder_name: str) -> None:
         status = exit_status(ending)
     except BaseException as error:  # noqa: BLE001  the caller gets any error
         status = 1
-        _write(folder / f"raised-{launch.rank}", traceback.format_exc().encode("utf-8", "replace"))
+        (folder / f"raised-{launch.rank}").write_text(traceback.format_exc(), "utf-8", "replace")
         last_words.why_error(error, status)
     if status == 0:
-        _write(folder / f"done-{launch.rank}", returned)
+        (folder / f"done-{launch.rank}").write_bytes(returned)
         last_words.returned()
         return
     sys.stdout.flush()
@@ -63,10 +63,3 @@ def _pickled(value: object) -> bytes:
             return importlib.import_module("cloudpickle").dumps((value, ""))  # type: ignore[no-any-return]
         except Exception:  # noqa: BLE001
             return pickle.dumps((None, f"{type(error).__name__}: {error}"))
-
-
-def _write(file: Path, content: bytes) -> None:
-    """Writes a file in one step: the caller may look for it at any time."""
-    part = file.with_name(f".{file.name}")
-    part.write_bytes(content)
-    part.replace(file)
