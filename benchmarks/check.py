@@ -15,9 +15,9 @@ from benchmarks.session import Figure, added, make_parser, opened, to, to_better
 from mpicoll.bench.formulas import spell
 from mpicoll.bench.harness import Harness
 from mpicoll.bench.operations import COLLECTIVES
-from mpicoll.bench.output import Output
 from mpicoll.bench.rounds import Pace
 from mpicoll.bench.row import API, BACKEND, GLOO, RAW
+from mpicoll.bench.table import Output
 
 KIB, MIB = 1 << 10, 1 << 20
 PACE = Pace(rounds=9, round_s=0.03, row_s=2.0)

@@ -13,9 +13,9 @@ from typing import Any
 from mpicoll.bench import machine, options
 from mpicoll.bench.harness import Harness, open_harness
 from mpicoll.bench.options import Parser
-from mpicoll.bench.output import Output
 from mpicoll.bench.rounds import QUICK, Pace
 from mpicoll.bench.row import API, BACKEND, GLOO, RAW, Row
+from mpicoll.bench.table import Output
 
 Figure = Callable[[Row], "float | None"]
 

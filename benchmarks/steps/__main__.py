@@ -15,10 +15,9 @@ from benchmarks.session import difference, make_parser, milli, opened
 from benchmarks.steps import data_parallel, model_parallel, models
 from benchmarks.steps.step import Means, Step, Workload, compare, reference, weight_bytes
 from mpicoll.bench.harness import Harness
-from mpicoll.bench.output import Output
 from mpicoll.bench.rounds import Call, Pace
 from mpicoll.bench.row import BACKEND, COPIES, GLOO, Row
-from mpicoll.bench.table import spread, times
+from mpicoll.bench.table import Output, spread, times
 
 MIB = 1 << 20
 ALONE = "computation alone"  # the step with nothing communicated

@@ -14,7 +14,6 @@ from mpicoll.bench.formulas import EMPTY, IN_PARTS, REDUCTIONS
 from mpicoll.bench.harness import Harness, Maker, Skipped, has_twin, open_harness
 from mpicoll.bench.messages import MESSAGES
 from mpicoll.bench.operations import COLLECTIVES
-from mpicoll.bench.output import Output
 from mpicoll.bench.rounds import QUICK, Pace
 from mpicoll.bench.row import FLOAT32, Row
 
@@ -28,7 +27,7 @@ def run(words: Sequence[str], description: str) -> None:
     with open_harness(replace(pace, rounds=args.repeat or pace.rounds), getattr(args, "device", "cpu"), args.threads) as harness:
         if harness.size < 2 and args.what in MESSAGES:
             raise SystemExit(f"bench {args.what}: needs two ranks; python -m mpicoll.run -n 2 -m mpicoll.bench {args.what}")
-        output = Output(machine.describe(harness.control), harness.rank)
+        output = table.Output(machine.describe(harness.control), harness.rank)
         output.say(*output.machine.lines())
         if args.what == "tune":
             tune.run(harness, output, args.out, args.quick)
@@ -38,7 +37,7 @@ def run(words: Sequence[str], description: str) -> None:
         output.write(args.json)
 
 
-def _measure(harness: Harness, output: Output, args: Namespace) -> Iterator[Row]:
+def _measure(harness: Harness, output: table.Output, args: Namespace) -> Iterator[Row]:
     """Measures and prints a table for each dtype and reduction (collective)."""
     what, ways = args.what, [options.WAYS[way] for way in args.ways]
     for name, op in product(getattr(args, "dtypes", ["float32"]), getattr(args, "ops", ["SUM"])):

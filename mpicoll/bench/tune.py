@@ -22,8 +22,8 @@ from mpicoll._host.thresholds import APART, BETWEEN, DIRECT, NEVER, WINDOW_FROM,
 from mpicoll.bench.formulas import spell
 from mpicoll.bench.harness import Harness
 from mpicoll.bench.operations import COLLECTIVES
-from mpicoll.bench.output import Output
 from mpicoll.bench.rounds import Call, Pace
+from mpicoll.bench.table import Output
 
 PACE = Pace(rounds=7, round_s=0.02, row_s=2.0)
 SIZES = [1 << power for power in range(10, 23)]  # bytes; 1 KiB to 4 MiB
