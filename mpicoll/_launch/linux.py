@@ -1,14 +1,17 @@
-"""What Linux has beyond Python's library: death with the parent, signals read from a file, connections that are probed."""
+"""What Linux has beyond Python's library: death with the parent, signals read from a file, connections that are probed; shared
+memory that a job has left."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
 import signal
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpicoll._base.cpus import read
@@ -23,6 +26,11 @@ SIGNAL_INFO = struct.Struct("=Iii116x")  # signalfd_siginfo: number, errno, code
 # A connection between hosts breaks if the other host does not answer: after time + probes * intvl seconds.
 KEEPALIVE = {"time": 5, "intvl": 2, "probes": 3}
 FROM_KERNEL = 0x80  # si_code of a signal of the terminal, which the whole process group gets
+FOLDER = Path("/dev/shm")
+PATTERNS = (
+    "mpich_shm_*", "mpich_vci_*", "mpich_shar_tmp*",  # MPICH; the last one: 4.0
+    "sm_segment.*",  # Open MPI; left if its mpiexec is killed
+)  # fmt: skip
 
 
 def end_with_parent(parent: int, number: int) -> None:
@@ -93,3 +101,38 @@ def keep_alive(connection: socket.socket) -> None:
         (socket.TCP_USER_TIMEOUT, 1000 * (idle_s + probes * interval_s)),  # while data is on its way there are no probes
     ):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def remove_leftovers(began_s: float, folder: Path = FOLDER) -> None:
+    """Removes shared memory that MPI leaves in /dev/shm: MPICH 1 MB per rank, after nearly every job that does not end well.
+
+    A file goes if its name is one that MPI gives, it belongs to this user, it was made after ``began_s`` (seconds since the
+    epoch), and no living process has it open or mapped. A process that makes such a file has it open until it has mapped it; so
+    open files are looked at first. (The name of MPICH's files is a hash of the name of the job. Hydra tells that name to a rank
+    that asks for it, and from then on expects the rank to start MPI: it ended programs that never do.)
+    """
+    files = {str(file) for pattern in PATTERNS for file in folder.glob(pattern) if _ours(file, began_s)}
+    if files:
+        for file in files - set(_used(files)):
+            with contextlib.suppress(OSError):  # another process of the job was faster
+                os.unlink(file)
+
+
+def _ours(file: Path, began_s: float) -> bool:
+    try:
+        facts = file.stat()
+    except OSError:
+        return False
+    return facts.st_uid == os.getuid() and facts.st_ctime >= began_s
+
+
+def _used(files: set[str]) -> Iterator[str]:
+    """Those of ``files`` that a process has open or mapped. Processes of other users cannot have opened them."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # of another user, or ended
+            for name in os.listdir(process / "fd"):
+                with contextlib.suppress(OSError):
+                    yield os.readlink(process / "fd" / name)
+        with contextlib.suppress(OSError):
+            text = (process / "maps").read_text(errors="replace")
+            yield from (file for file in files if file in text)

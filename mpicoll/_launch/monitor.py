@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from mpicoll._base import last_words
 from mpicoll._base.launcher import SUPERVISOR, detect
 from mpicoll._base.waits import CONNECT_S, FORWARDING_S
-from mpicoll._launch import leftovers, linux
+from mpicoll._launch import linux
 
 if TYPE_CHECKING:
     import selectors
@@ -156,7 +156,7 @@ class Monitor:
             self._say(oom=True)
         self._say(ended_at=time.time_ns(), status=self.status)
         if not well and (self.address != LOOPBACK or self._connection is None):  # else the supervisor removes them
-            leftovers.remove(self.began_s)
+            linux.remove_leftovers(self.began_s)
         if self._connection is not None:
             self._connection.close()
         return self.status

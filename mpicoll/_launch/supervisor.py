@@ -38,7 +38,7 @@ from pathlib import Path
 from mpicoll._base import processes
 from mpicoll._base.launcher import SUPERVISOR
 from mpicoll._base.waits import GONE_S, KILL_S, LAST_REPORTS_S, LEFT_BEHIND_S, SETTLE_S, SHORT_LOOK_S, STOP_S
-from mpicoll._launch import banners, leftovers, linux
+from mpicoll._launch import banners, linux
 from mpicoll._launch.job import Plan
 from mpicoll._launch.monitor import PIPED
 from mpicoll._launch.reports import Rank, Reports, address_towards, shell_status, signal_name, unknown_hosts
@@ -156,7 +156,7 @@ class _Job:
         self.reports.close()
         if outcome.status:
             self._wait_for_ranks_here()
-            leftovers.remove(self.began_s)
+            linux.remove_leftovers(self.began_s)
         return outcome
 
     def _wait_for_output(self, passing: Sequence[threading.Thread]) -> None:

@@ -5,7 +5,7 @@ import os
 import time
 from pathlib import Path
 
-from mpicoll._launch import leftovers
+from mpicoll._launch import linux
 
 
 def test_only_unused_files_of_mpi_go(tmp_path: Path) -> None:
@@ -16,12 +16,12 @@ def test_only_unused_files_of_mpi_go(tmp_path: Path) -> None:
     with (tmp_path / "mpich_shm_open_0").open("rb"), (tmp_path / "mpich_shm_mapped_0").open("r+b") as mapped:
         memory = mmap.mmap(mapped.fileno(), 4096)
         mapped.close()
-        leftovers.remove(began, tmp_path)
+        linux.remove_leftovers(began, tmp_path)
         assert sorted(os.listdir(tmp_path)) == ["mpich_shm_mapped_0", "mpich_shm_open_0", "other_shm"]
         memory.close()
 
 
 def test_files_from_before_the_job_stay(tmp_path: Path) -> None:
     (tmp_path / "mpich_shm_1a_0").touch()
-    leftovers.remove(time.time() + 1, tmp_path)
+    linux.remove_leftovers(time.time() + 1, tmp_path)
     assert os.listdir(tmp_path) == ["mpich_shm_1a_0"]

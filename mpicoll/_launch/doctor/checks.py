@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -200,7 +201,7 @@ def check_mpiexec(mpi: Mpi, environ: Mapping[str, str]) -> list[Finding]:
         return [Finding("fail", "mpiexec", str(error))]
     findings = [Finding("ok", "mpiexec", f"{mpiexec}; belongs to this MPI")]
     for name in ("mpirun", "mpiexec"):
-        plain = installations.in_path(name, environ)
+        plain = shutil.which(name, path=environ.get("PATH", ""))
         if plain is None:
             continue
         other = installations.identify(Path(plain), environ)

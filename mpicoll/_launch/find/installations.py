@@ -305,11 +305,6 @@ def _each_once(files: Iterable[Path]) -> Iterator[Path]:
             yield file
 
 
-def in_path(name: str, environ: Mapping[str, str]) -> str | None:
-    """The program that a shell would run for ``name``."""
-    return shutil.which(name, path=environ.get("PATH", ""))
-
-
 def _first_line(error: str) -> str:
     return next((line.strip() for line in error.splitlines() if line.strip()), "no reason given")
 
@@ -319,7 +314,7 @@ def _first_line(error: str) -> str:
 
 def srun_types(environ: Mapping[str, str]) -> tuple[str, ...] | None:
     """The types of ``srun --mpi``; None: there is no srun, or it does not answer."""
-    path = in_path("srun", environ)
+    path = shutil.which("srun", path=environ.get("PATH", ""))
     if path is None:
         return None
     said = output_of([path, "--mpi=list"], without_job(environ), VERSION_TIMEOUT_S)
