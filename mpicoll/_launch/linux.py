@@ -1,5 +1,5 @@
-"""What Linux has beyond Python's library: death with the parent, signals read from a file, connections that are probed; shared
-memory that a job has left."""
+"""What Linux has beyond Python's library: death with the parent, signals that wake a selector, connections that are probed; and
+shared memory that a job has left."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import ctypes
 import os
 import re
 import signal
-import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
 PR_SET_PDEATHSIG = 1
 SFD_NONBLOCK, SFD_CLOEXEC = os.O_NONBLOCK, os.O_CLOEXEC
 SIGSET_BYTES = 128  # sigset_t of glibc and of musl
-SIGNAL_INFO = struct.Struct("=Iii116x")  # signalfd_siginfo: number, errno, code, ...
 # A connection between hosts breaks if the other host does not answer: after time + probes * intvl seconds.
 KEEPALIVE = {"time": 5, "intvl": 2, "probes": 3}
 FROM_KERNEL = 0x80  # si_code of a signal of the terminal, which the whole process group gets
@@ -55,14 +52,8 @@ def oom_kills(root: str = "") -> int:
     return sum(int(number) for file in files for number in re.findall(r"^oom_kill (\d+)$", read(file), re.MULTILINE))
 
 
-@dataclass(frozen=True)
-class Signal:
-    number: int
-    from_terminal: bool
-
-
 class Signals:
-    """The signals ``numbers``, blocked in this process and read from a file; `fileno` for a selector."""
+    """The signals ``numbers``, blocked in this process; `fileno`, for a selector, is ready to be read when one has come."""
 
     def __init__(self, numbers: Iterable[int]) -> None:
         self.numbers = frozenset(numbers)
@@ -75,13 +66,10 @@ class Signals:
     def fileno(self) -> int:
         return self._file
 
-    def read(self) -> list[Signal]:
+    def read(self) -> Iterator[signal.struct_siginfo]:
         """The signals that have come."""
-        try:
-            data = os.read(self._file, 64 * SIGNAL_INFO.size)
-        except BlockingIOError:
-            return []
-        return [Signal(number, code == FROM_KERNEL) for number, _, code in SIGNAL_INFO.iter_unpack(data)]
+        while (info := signal.sigtimedwait(self.numbers, 0)) is not None:
+            yield info
 
     def restore(self) -> None:
         """The mask of signals as it was before; for a child, between fork and exec."""
@@ -112,23 +100,21 @@ def remove_leftovers(began_s: float, folder: Path = FOLDER) -> None:
     that asks for it, and from then on expects the rank to start MPI: it ended programs that never do.)
     """
     files = {str(file) for pattern in PATTERNS for file in folder.glob(pattern) if _ours(file, began_s)}
-    if files:
-        for file in files - set(_used(files)):
-            with contextlib.suppress(OSError):  # another process of the job was faster
-                os.unlink(file)
+    for file in files - set(_used(files)):
+        with contextlib.suppress(OSError):  # another process of the job was faster
+            os.unlink(file)
 
 
 def _ours(file: Path, began_s: float) -> bool:
-    try:
+    with contextlib.suppress(OSError):
         facts = file.stat()
-    except OSError:
-        return False
-    return facts.st_uid == os.getuid() and facts.st_ctime >= began_s
+        return facts.st_uid == os.getuid() and facts.st_ctime >= began_s
+    return False
 
 
 def _used(files: set[str]) -> Iterator[str]:
     """Those of ``files`` that a process has open or mapped. Processes of other users cannot have opened them."""
-    for process in Path("/proc").glob("[0-9]*"):
+    for process in Path("/proc").glob("[0-9]*") if files else ():
         with contextlib.suppress(OSError):  # of another user, or ended
             for name in os.listdir(process / "fd"):
                 with contextlib.suppress(OSError):

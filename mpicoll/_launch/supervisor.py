@@ -101,8 +101,8 @@ class Supervisor:
             selector.register(self.signals, selectors.EVENT_READ)
             while selector.select(max(0.0, end - time.monotonic())):
                 for each in self.signals.read():
-                    if each.number in ENDING:
-                        return each.number
+                    if each.si_signo in ENDING:
+                        return each.si_signo
         return 0
 
 
@@ -166,7 +166,7 @@ class _Job:
             running[0].join(0.05)
             if any(each.writing for each in self.outputs.values()):
                 deadline = time.monotonic() + LAST_REPORTS_S
-            if told := [each.number for each in self.signals.read() if each.number in ENDING]:  # no restart either
+            if told := [each.si_signo for each in self.signals.read() if each.si_signo in ENDING]:  # no restart either
                 self.told_by, self.told_at = self.told_by or told[0], self.told_at or time.time_ns()
                 return
 
@@ -188,17 +188,18 @@ class _Job:
 
     def _take_signals(self) -> None:
         for each in self.signals.read():
-            if each.number == signal.SIGCHLD:
+            number = each.si_signo
+            if number == signal.SIGCHLD:
                 continue
-            if each.number in ENDING and not self.told_by:
-                self.told_by, self.told_at = each.number, time.time_ns()
+            if number in ENDING and not self.told_by:
+                self.told_by, self.told_at = number, time.time_ns()
                 self._in(self.grace_s, Step.KILL_RANKS)
-            if each.number in OF_THE_USER and self.plan.family == "mpich":  # Hydra would die of it
-                self.reports.tell(f"signal {each.number}")
-            elif not each.from_terminal and self.mpiexec.poll() is None:
+            if number in OF_THE_USER and self.plan.family == "mpich":  # Hydra would die of it
+                self.reports.tell(f"signal {number}")
+            elif each.si_code != linux.FROM_KERNEL and self.mpiexec.poll() is None:
                 # Hydra would die of SIGHUP and leave its proxies.
-                number = signal.SIGTERM if each.number == signal.SIGHUP and self.plan.family == "mpich" else each.number
-                self.mpiexec.send_signal(number)
+                hangup = number == signal.SIGHUP and self.plan.family == "mpich"
+                self.mpiexec.send_signal(signal.SIGTERM if hangup else number)
 
     def _in(self, delay_s: float, step: Step) -> None:
         """Plans a step, unless a later one is planned, or the same one sooner."""

@@ -191,7 +191,7 @@ def test_a_signal_ends_the_wait_for_a_slow_reader_and_is_not_lost() -> None:
     """`mpicoll run --max-restarts` would start the job again otherwise."""
     stop = threading.Event()
     (thread := threading.Thread(target=stop.wait)).start()
-    signals = SimpleNamespace(read=lambda: [SimpleNamespace(number=signal.SIGINT)])
+    signals = SimpleNamespace(read=lambda: [SimpleNamespace(si_signo=signal.SIGINT)])
     job = SimpleNamespace(outputs={2: SimpleNamespace(writing=True)}, signals=signals, told_by=0, told_at=0)
     supervisor._Job._wait_for_output(job, [thread])  # type: ignore[arg-type]
     stop.set()
