@@ -27,7 +27,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from mpicoll._base.errors import LaunchError
 from mpicoll._base.waits import MONITOR_S
@@ -44,13 +43,6 @@ _HEADER = struct.Struct("=dI")  # when, by the clock that the processes of a hos
 MOST = _PLACE - _HEADER.size  # bytes of a text
 
 
-class Written(NamedTuple):
-    """A text, and when it was written (time.monotonic)."""
-
-    at_s: float
-    text: str
-
-
 class Memory:
     """Memory that a process shares with the processes that it forks."""
 
@@ -65,13 +57,13 @@ class Memory:
         self._memory[first : first + len(body)] = body
         self._memory[-1] = place
 
-    def read(self) -> Written | None:
-        """Returns the last complete text; None if there is none."""
+    def read(self) -> tuple[float, str] | None:
+        """Returns when the last complete text was written (time.monotonic), and the text; None if there is none."""
         if (place := self._memory[-1]) == 0:
             return None
         at_s, nbytes = _HEADER.unpack_from(self._memory, (place - 1) * _PLACE)
         first = (place - 1) * _PLACE + _HEADER.size
-        return Written(at_s, self._memory[first : first + nbytes].decode(errors="replace"))
+        return at_s, self._memory[first : first + nbytes].decode(errors="replace")
 
 
 @dataclass

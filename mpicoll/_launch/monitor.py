@@ -151,7 +151,7 @@ class Monitor:
         assert self.status is not None
         well = self.status == 0 and self.returned
         if not well and (written := self.memory.read()) is not None:
-            self._say(was=f"{time.monotonic() - written.at_s:.1f} s before, {written.text}")
+            self._say(was=f"{time.monotonic() - written[0]:.1f} s before, {written[1]}")
         if self.status == -signal.SIGKILL and linux.oom_kills() > self.oom_kills:
             self._say(oom=True)
         self._say(ended_at=time.time_ns(), status=self.status)

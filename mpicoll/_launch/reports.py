@@ -56,10 +56,6 @@ class Rank:
         """Whether it ended with status 0 before the end of its program, by os._exit(0), and MPI may still have run."""
         return self.status == 0 and not self.returned and self.left is not False
 
-    def was_killed(self) -> bool:
-        """Whether it ended by a signal other than SIGTERM, by which launchers end a job."""
-        return self.status is not None and self.status < 0 and self.status != -signal.SIGTERM
-
     def at(self) -> int:
         return self.why_at or self.ended_at
 
@@ -151,7 +147,8 @@ class Reports:
             return aborted
         if first is None or first.why or first.status != MPI_ERR_UNKNOWN:
             return first
-        causes = [rank for rank in self.ranks.values() if rank.was_killed() and rank.ended_at < first.ended_at + SOON_NS]
+        killed = [rank for rank in self.ranks.values() if (rank.status or 0) < 0 and rank.status != -signal.SIGTERM]
+        causes = [rank for rank in killed if rank.ended_at < first.ended_at + SOON_NS]
         return min(causes, key=Rank.at, default=first)
 
     def _culprit(self, first: Rank, number: int, ended: bool) -> Rank:

@@ -25,7 +25,7 @@ from mpicoll._base.waits import FIRST_PAUSE_S, LONGEST_PAUSE_S, OTHER_RANKS_S
 from mpicoll._launch import supervisor
 from mpicoll._launch.arguments import PROG, parse
 from mpicoll._launch.find import allocation
-from mpicoll._launch.find.installations import Mpi, Mpiexec, find_mpi, find_mpiexec
+from mpicoll._launch.find.installations import find_mpi, find_mpiexec
 from mpicoll._launch.job import Plan, Program, Request, Site
 from mpicoll._launch.plan import plan
 
@@ -130,18 +130,13 @@ def _failed_by_itself(outcome: supervisor.Outcome, family: str, request: Request
 
 def make_plan(programs: Sequence[Program], request: Request, environ: Mapping[str, str]) -> Plan:
     """The mpiexec command for ``programs``. Raises LaunchError or ValueError; the message names the remedy."""
-    mpi, mpiexec = find(request, environ)
+    mpi = find_mpi(request.mpi, environ)
+    mpiexec = find_mpiexec(mpi, environ, request.mpi)
     if request.mca and mpiexec.family != "openmpi":
         raise LaunchError(f"--mca {' '.join(request.mca[0])}: only Open MPI has these settings, and this is {mpi.vendor}")
     site = this_site(environ)
     site = replace(site, settings=site.settings | {f"OMPI_MCA_{key}" for key, _ in request.mca})
     return plan(programs, mpi, mpiexec, site, request)
-
-
-def find(request: Request, environ: Mapping[str, str]) -> tuple[Mpi, Mpiexec]:
-    """The MPI that the user has asked for, and its mpiexec."""
-    mpi = find_mpi(request.mpi, environ)
-    return mpi, find_mpiexec(mpi, environ, request.mpi)
 
 
 def job_environ(request: Request) -> dict[str, str]:

@@ -34,7 +34,7 @@ def take(reports, connection, line, take=supervisor.Reports._take):
 supervisor.Reports._take = take
 by, path, *words = sys.argv[1:]
 vendor, version = {"openmpi": ("Open MPI", (5, 0, 11)), "mpich": ("MPICH", (5, 0, 2))}[by]
-run.find = lambda *_: (Mpi(vendor, version, None), Mpiexec(path, by, version))
+run.find_mpi, run.find_mpiexec = lambda *_: Mpi(vendor, version, None), lambda *_: Mpiexec(path, by, version)
 supervisor.SETTLE_S = supervisor.KILL_S = supervisor.LAST_REPORTS_S = 0.5
 supervisor.LEFT_BEHIND_S = run.FIRST_PAUSE_S = run.OTHER_RANKS_S = 0.5
 sys.exit(run.main(words))

@@ -309,7 +309,9 @@ def test_the_only_rank_of_an_mpiexec_starts_a_job(tmp_path: Path) -> None:
 @pytest.mark.launch
 @pytest.mark.parametrize("kind", ["family", "folder", "library", "mpiexec"])
 def test_the_mpi_can_be_named_by_family_folder_library_or_mpiexec(kind: str, tmp_path: Path) -> None:
-    mpi, mpiexec = run_module.find(NOTHING_ASKED, installations.without_job(os.environ))
+    environ = installations.without_job(os.environ)
+    mpi = installations.find_mpi(NOTHING_ASKED.mpi, environ)
+    mpiexec = installations.find_mpiexec(mpi, environ, NOTHING_ASKED.mpi)
     folder = str(Path(mpiexec.path).parent.parent)
     choice = {"family": mpi.family, "folder": folder, "library": mpi.library_file, "mpiexec": mpiexec.path}[kind]
     assert choice is not None
