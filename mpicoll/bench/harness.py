@@ -18,10 +18,9 @@ from mpicoll._base.errors import UnsupportedReduction
 from mpicoll._device import streams
 from mpicoll._host.algorithms import blocks
 from mpicoll.bench import formulas
-from mpicoll.bench.control import ControlChannel
 from mpicoll.bench.formulas import REDUCTIONS, spell
 from mpicoll.bench.operations import CPU, Memory, Operation, Shape
-from mpicoll.bench.rounds import Call, Pace, Rounds
+from mpicoll.bench.rounds import Call, ControlChannel, Pace, Rounds
 from mpicoll.bench.row import API, BACKEND, BUS, COPIES, COPY, FLOAT32, GLOO, NCCL, RAW, Row
 
 WAYS = (API, BACKEND, GLOO, RAW)

@@ -10,7 +10,7 @@ import torch
 
 import mpicoll
 import mpicoll._base.cpus as cores_here
-from mpicoll.bench.control import ControlChannel
+from mpicoll.bench.rounds import ControlChannel
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,8 @@ class Machine:
     python: str
     threads: int  # of torch, per rank
 
-    @property
-    def cores_per_rank(self) -> float:
-        return self.cores / self.local_ranks
-
     def facts(self) -> dict[str, Any]:
-        return {**asdict(self), "cores_per_rank": self.cores_per_rank}
+        return {**asdict(self), "cores_per_rank": self.cores / self.local_ranks}
 
     def lines(self) -> list[str]:
         threads = f"{self.threads} torch thread{'s' * (self.threads > 1)} per rank"

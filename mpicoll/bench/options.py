@@ -65,32 +65,28 @@ def rank() -> int:
 def make_parser(description: str | None) -> Parser:
     parser = Parser(prog="python -m mpicoll.bench", description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
-    common = Parser(add_help=False)
-    common.add_argument(
-        "--repeat",
-        type=count,
-        metavar="N",
-        help="rounds, each of all implementations in turn; default 15 (tune: 7), fewer for slow operations",
-    )
-    common.add_argument("--quick", action="store_true", help="a quick test: few and short rounds, small sizes")
-    common.add_argument("--threads", type=count, default=1, metavar="T", help="threads of torch in each rank; default 1")
-    common.add_argument("--json", metavar="FILE", help="write all figures, with the time of every round")
-    sizes = Parser(add_help=False)
-    sizes.add_argument("--sizes", "--bytes", type=size, nargs="+", metavar="S", help="8 64KiB 1MiB ...")
-    kinds = Parser(add_help=False)
-    kinds.add_argument("--dtypes", type=dtype, nargs="+", default=["float32"], metavar="D", help="float32 bfloat16 ...")
-    ways = Parser(add_help=False)
-    ways.add_argument(
-        "--impl", dest="ways", nargs="+", choices=list(WAYS), metavar="I", help=f"implementations: {' '.join(WAYS)}; default all"
-    )
-    ways.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the tensors are; default cpu")
-    tuning = Parser(add_help=False)
-    tuning.add_argument("--out", metavar="FILE", default=TUNING_FILE, help=f"file to write; default {TUNING_FILE}")
     for what, text in HELP.items():
-        own = [tuning] if what == "tune" else [ways] if what in EMPTY else [ways, sizes, kinds]
-        command = commands.add_parser(what, parents=[common, *own], help=text)
+        add = commands.add_parser(what, help=text).add_argument
+        add(
+            "--repeat",
+            type=count,
+            metavar="N",
+            help="rounds, each of all implementations in turn; default 15 (tune: 7), fewer for slow operations",
+        )
+        add("--quick", action="store_true", help="a quick test: few and short rounds, small sizes")
+        add("--threads", type=count, default=1, metavar="T", help="threads of torch in each rank; default 1")
+        add("--json", metavar="FILE", help="write all figures, with the time of every round")
+        if what == "tune":
+            add("--out", metavar="FILE", default=TUNING_FILE, help=f"file to write; default {TUNING_FILE}")
+            continue
+        implementations = f"implementations: {' '.join(WAYS)}; default all"
+        add("--impl", dest="ways", nargs="+", choices=list(WAYS), metavar="I", help=implementations)
+        add("--device", choices=["cpu", "cuda"], default="cpu", help="where the tensors are; default cpu")
+        if what not in EMPTY:
+            add("--sizes", "--bytes", type=size, nargs="+", metavar="S", help="8 64KiB 1MiB ...")
+            add("--dtypes", type=dtype, nargs="+", default=["float32"], metavar="D", help="float32 bfloat16 ...")
         if what in REDUCTIONS:
-            command.add_argument("--ops", nargs="+", default=["SUM"], choices=OPS, metavar="OP", help="SUM AVG MAX ...")
+            add("--ops", nargs="+", default=["SUM"], choices=OPS, metavar="OP", help="SUM AVG MAX ...")
     return parser
 
 

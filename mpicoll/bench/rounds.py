@@ -4,7 +4,7 @@
     round 2:  the same, starting with the next implementation
 
 K is equal on all ranks and chosen so that an implementation takes about ``Pace.round_s`` per round. All ranks meet before and
-after each implementation without spinning (control.py): a rank that has finished must not take a core from one that has not.
+after each implementation without spinning: a rank that has finished must not take a core from one that has not.
 The barrier then starts all ranks at once.
 """
 
@@ -12,13 +12,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
 
 import mpicoll
-from mpicoll.bench.control import ControlChannel
+from mpicoll._mpi import runtime
+from mpicoll._mpi.library import MPI
 
 Call = Callable[[], object]
+Value = TypeVar("Value")
+FIRST_NAP_S, LONGEST_NAP_S = 20e-6, 2e-3  # between two tests of a barrier
 WARM_UP = 3  # calls before K is chosen, and before each round unless a round has fewer calls
 
 
@@ -31,6 +37,50 @@ class Pace:
 
 
 QUICK = Pace(rounds=2, round_s=0.002, row_s=0.5)
+
+
+class ControlChannel:
+    """A communicator of its own (plain mpi4py), separate from the code that is measured (all methods are collective).
+
+    Methods other than ``arrive`` may wait busily.
+    """
+
+    def __init__(self) -> None:
+        world = runtime.start()
+        self.comm = world.base.Dup()
+        self.rank, self.size, self.local_rank = world.rank, world.size, world.local_rank
+        self.library = world.library
+
+    def arrive(self) -> None:
+        """Returns within 2 ms after every rank has called it.
+
+        Sleeps while waiting, because spinning would take a core from a rank that is working.
+        """
+        request, nap_s = self.comm.Ibarrier(), FIRST_NAP_S
+        while not request.Test():
+            time.sleep(nap_s)
+            nap_s = min(2 * nap_s, LONGEST_NAP_S)
+
+    def slowest(self, seconds: Sequence[float]) -> list[float]:
+        """The elementwise maximum over all ranks, which bring equally many."""
+        self.arrive()
+        maxima = np.array(seconds, dtype=np.float64)
+        self.comm.Allreduce(MPI.IN_PLACE, maxima, MPI.MAX)
+        return [float(value) for value in maxima]
+
+    def first(self, value: Value) -> Value:
+        """The value of rank 0, which must be picklable."""
+        self.arrive()
+        received: Value = self.comm.bcast(value, root=0)
+        return received
+
+    def all(self, value: Value) -> list[Value]:
+        """The values of all ranks, by rank; they must be picklable."""
+        self.arrive()
+        return self.comm.allgather(value)
+
+    def close(self) -> None:
+        self.comm.Free()
 
 
 class Rounds:

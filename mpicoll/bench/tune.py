@@ -28,11 +28,8 @@ from mpicoll.bench.table import Output
 PACE = Pace(rounds=7, round_s=0.02, row_s=2.0)
 SIZES = [1 << power for power in range(10, 23)]  # bytes; 1 KiB to 4 MiB
 QUICK_SIZES = [4 << 10, 1 << 20]
-NAMES = {
-    "halves": "all_reduce",
-    "reduce_scatter": "reduce_scatter_tensor",
-    "all_gather": "all_gather_into_tensor",
-}  # names of operations in bench, where they differ
+# Names of operations in bench, where they differ
+NAMES = {"halves": "all_reduce", "reduce_scatter": "reduce_scatter_tensor", "all_gather": "all_gather_into_tensor"}
 
 
 def run(harness: Harness, output: Output, out: str, quick: bool) -> None:
