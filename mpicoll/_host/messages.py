@@ -31,7 +31,7 @@ class HostMessages:
         self._serialized = channel.runtime.serialized
         self.checked = checked  # each message has a header
         self._usual = not self._serialized and not checked
-        self._asleep, self._places = bell.bell.words, bell.bell.places(channel.ranks)
+        self._bell, self._asleep, self._places = bell.bell, bell.bell.words, bell.bell.places(channel.ranks)
         own = Unmatched(channel)
         # The receives that we match ourselves; None: MPI matches them.
         self.unmatched = own if channel.runtime.overruns else None
@@ -41,7 +41,7 @@ class HostMessages:
     def wake(self, peer: int) -> None:
         """Wakes a rank that may wait for a message of this one, or for a receive of it. See bell.py."""
         if self._asleep[place := self._places[peer]]:
-            bell.bell.ring(place)
+            self._bell.ring(place)
 
     def is_usual(self, tensor: Tensor, rank: int | None, tag: int) -> bool:
         """True if a blocking message can be one MPI call, without checks or packing."""

@@ -79,7 +79,7 @@ class Bell:
         words, mine = self.words, self._mine
         whom = ANYBODY if rank is None else rank + 1
         words[mine] = whom if words[mine] in (0, whom) else ANYBODY
-        if rank is not None:
+        if rank in self._at:  # the world may have ended since the thread began to wait
             words[self._at[rank] + WANTED] = 1
         return words[mine + RINGS]
 

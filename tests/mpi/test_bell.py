@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import mpicoll as dist
+from mpicoll._api import groups
 from mpicoll._mpi import bell
 from mpicoll._mpi.backoff import Backoff, Naps
 from mpicoll._mpi.boards import NBYTES, Boards
@@ -114,3 +115,16 @@ def test_whom_a_rank_rings(monkeypatch: pytest.MonkeyPatch) -> None:
     bells[127].come()
     assert rung == bells[0].places(tuple(range(100)))
     assert not any(words[wanted[rank]] or words[wanted[rank] - bell.WANTED] for rank in ranks)
+
+
+def test_who_waits_or_rings_outlives_the_bell_of_the_world(monkeypatch: pytest.MonkeyPatch, world: object, rank: int) -> None:
+    """A program may destroy its world while another thread of it waits for a message, or while the poller matches one."""
+    backoff, messages, groups_bell = Backoff(rank), groups.of(None).host.messages, bell.bell  # type: ignore[union-attr]
+    monkeypatch.setattr(bell, "bell", bell.Bell())
+    backoff._since -= 1.0
+    for _ in range(2):
+        backoff.pause()
+    place = groups_bell.places([rank])[0]
+    groups_bell.words[place] = bell.ANYBODY
+    messages.wake(rank)
+    agree(groups_bell.words[place] == 0)
