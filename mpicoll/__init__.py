@@ -19,69 +19,26 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-OURS: dict[str, str] = {
-    # the world
-    "init_process_group": "mpicoll._api.groups",
-    # point to point
-    "send": "mpicoll._api.p2p",
-    "recv": "mpicoll._api.p2p",
-    "isend": "mpicoll._api.p2p",
-    "irecv": "mpicoll._api.p2p",
-    "batch_isend_irecv": "mpicoll._api.p2p",
-    "P2POp": "mpicoll._api.p2p",
-    # collectives
-    "all_gather": "mpicoll._api.gathers",
-    "all_gather_coalesced": "mpicoll._api.gathers",
-    "all_gather_into_tensor": "mpicoll._api.gathers",
-    "all_gather_single": "mpicoll._api.gathers",
-    "all_reduce": "mpicoll._api.reductions",
-    "all_reduce_coalesced": "mpicoll._api.reductions",
-    "all_to_all": "mpicoll._api.exchanges",
-    "all_to_all_single": "mpicoll._api.exchanges",
-    "barrier": "mpicoll._api.barriers",
-    "broadcast": "mpicoll._api.gathers",
-    "gather": "mpicoll._api.gathers",
-    "monitored_barrier": "mpicoll._api.barriers",
-    "reduce": "mpicoll._api.reductions",
-    "reduce_scatter": "mpicoll._api.reductions",
-    "reduce_scatter_single": "mpicoll._api.reductions",
-    "reduce_scatter_tensor": "mpicoll._api.reductions",
-    "scatter": "mpicoll._api.gathers",
-    # one-sided
-    "Window": "mpicoll._c10d.windows",
-    "empty_shared": "mpicoll._c10d.windows",
-    "shared_memory_hook": "mpicoll._c10d.comm_hooks",
-    # groups and objects
-    "split_group": "mpicoll._api.groups",
-    "get_reconfigure_handle": "mpicoll._api.groups",
-    "reconfigure": "mpicoll._api.groups",
-    "shrink": "mpicoll._api.groups",
-    "shrink_group": "mpicoll._api.groups",
-    "recv_object_list": "mpicoll._api.p2p",
-    # not in torch.distributed
-    "scan": "mpicoll._api.reductions",
-    "exscan": "mpicoll._api.reductions",
-    "get_comm": "mpicoll._api.information",
-    "info": "mpicoll._api.information",
-    "dump_flight_record": "mpicoll._api.information",
-    "spawn": "mpicoll._launch.spawn",
-    "RankExited": "mpicoll._launch.spawn",
-    "RankRaised": "mpicoll._launch.spawn",
-    "CollectiveMismatch": "mpicoll.errors",
-    "CommunicationError": "mpicoll.errors",
-    "ConcurrentCollectives": "mpicoll.errors",
-    "ForkedProcess": "mpicoll.errors",
-    "GroupDestroyed": "mpicoll.errors",
-    "GroupFailed": "mpicoll.errors",
-    "LaunchError": "mpicoll.errors",
-    "MpicollError": "mpicoll.errors",
-    "OperationTimeout": "mpicoll.errors",
-    "PeerLost": "mpicoll.errors",
-    "ThreadLevelError": "mpicoll.errors",
-    "TruncationError": "mpicoll.errors",
-    "UnsupportedReduction": "mpicoll.errors",
-    "WorkerLeft": "mpicoll.errors",
+# By the module that defines them.
+_NAMES = {
+    "mpicoll._api.groups": "init_process_group split_group get_reconfigure_handle reconfigure shrink shrink_group",
+    "mpicoll._api.p2p": "send recv isend irecv batch_isend_irecv P2POp recv_object_list",
+    "mpicoll._api.gathers": "all_gather all_gather_coalesced all_gather_into_tensor all_gather_single broadcast gather scatter",
+    "mpicoll._api.reductions": (
+        "all_reduce all_reduce_coalesced reduce reduce_scatter reduce_scatter_single reduce_scatter_tensor scan exscan"
+    ),
+    "mpicoll._api.exchanges": "all_to_all all_to_all_single",
+    "mpicoll._api.barriers": "barrier monitored_barrier",
+    "mpicoll._c10d.windows": "Window empty_shared",
+    "mpicoll._c10d.comm_hooks": "shared_memory_hook",
+    "mpicoll._api.information": "get_comm info dump_flight_record",
+    "mpicoll._launch.spawn": "spawn RankExited RankRaised",
+    "mpicoll.errors": (
+        "CollectiveMismatch CommunicationError ConcurrentCollectives ForkedProcess GroupDestroyed GroupFailed LaunchError "
+        "MpicollError OperationTimeout PeerLost ThreadLevelError TruncationError UnsupportedReduction WorkerLeft"
+    ),
 }
+OURS = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 # torch.distributed has these names because its file imports them; ``from mpicoll import *`` leaves them out.
 IMPORTED = ("logging", "sys", "timedelta", "torch", "traceback", "typing")
