@@ -21,12 +21,13 @@ import contextlib
 import json
 import mmap
 import os
+import re
 import select
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from mpicoll._base.errors import LaunchError
 from mpicoll._base.waits import MONITOR_S
@@ -34,6 +35,11 @@ from mpicoll._base.waits import MONITOR_S
 PIPE = "_MPICOLL_PIPE"  # for processes that the rank starts: its file descriptor of the pipe, and what that links to in /proc
 
 TRACEBACK = "Traceback (most recent call last):"  # a line of the message of an error from another process ends so
+
+# The rank that an OperationTimeout names first. Another error may have its words: that of DDP's backward, say.
+MISSING = re.compile(
+    r"OperationTimeout: .*?\b[Rr]ank (\d+)(?:, \d+)*,? (?:(?:has|did) not come|cannot come|is (?:the |an)other side|which has)"
+)
 
 LONGEST = 1000  # characters; a write to a pipe of up to 4096 bytes is one piece
 
@@ -76,6 +82,7 @@ class Monitor:
     memory: Memory
     rank: int  # the process. A forked child has all of this, too, and is not the rank
     blocking: Callable[[], Iterable[tuple[str, str]]] = tuple  # the operations in which a thread is: name, and in words
+    world: dict[int, int] = field(default_factory=dict)  # numbers in the job of the ranks of the world; negative: of another job
 
 
 _monitor: Monitor | None = None
@@ -106,14 +113,23 @@ def doing(text: str, blocking: Callable[[], Iterable[tuple[str, str]]] = tuple) 
         monitor.blocking = blocking
 
 
+def renumber(world: Sequence[int]) -> None:
+    """Gives the ranks of a new world their numbers in the job; see `Monitor`."""
+    if (monitor := monitored()) is not None:
+        monitor.world = dict(enumerate(world))
+
+
 def why(text: str, status: int = 1, culprit: tuple[int, bool] | None = None) -> None:
     """Says why the rank is about to end with ``status``, which it may never reach: MPI_Finalize waits for the other ranks.
 
-    ``culprit``: the rank that ``text`` is about, if not this one, and whether the process of that rank had ended before.
+    ``culprit``: the rank of the world that ``text`` is about, if not this one, and whether its process had ended before.
     Adds the operation in which a thread still is, if the `cause` does not name it.
     """
-    line = cause(text)
-    blocking = [] if (monitor := monitored()) is None else monitor.blocking()
+    line, monitor = cause(text), monitored()
+    if culprit is not None and monitor is not None:
+        number = monitor.world.get(culprit[0], culprit[0])
+        culprit = None if number < 0 else (number, culprit[1])
+    blocking = [] if monitor is None else monitor.blocking()
     line += next((f"; it was in {words}" for operation, words in blocking if operation not in line), "")
     _write(why=line[:LONGEST], why_status=status, culprit=culprit)
 
@@ -126,9 +142,16 @@ def cause(text: str) -> str:
     return (ends or lines or [""])[0]
 
 
+def of_error(error: BaseException) -> tuple[str, tuple[int, bool] | None]:
+    """Returns what an uncaught exception says, with its type, and the rank that has not come in time, if it names one."""
+    text = cause(f"{type(error).__name__}: {error}".rstrip(": "))
+    missing = MISSING.search(text)
+    return (text, None) if missing is None else (f"has not come: {text}", (int(missing[1]), False))
+
+
 def why_error(error: BaseException, status: int) -> None:
-    """Says the type of an uncaught exception, and what happened."""
-    why(f"{type(error).__name__}: {error}".rstrip(": "), status)
+    text, culprit = of_error(error)
+    why(text, status, culprit)
 
 
 def end_unless_caught() -> None:

@@ -75,7 +75,8 @@ class Hooks:
         finally:
             if args.exc_type is not SystemExit:
                 thread = args.thread.name if args.thread else "?"
-                abort(f"uncaught {args.exc_type.__name__} in thread {thread}", f"{args.exc_type.__name__}: {args.exc_value}")
+                said = last_words.of_error(args.exc_value or args.exc_type())
+                abort(f"uncaught {args.exc_type.__name__} in thread {thread}", *said)
 
 
 hooks = Hooks()
@@ -103,9 +104,6 @@ def abort(reason: str, cause: str = "", culprit: tuple[int, bool] | None = None)
     from mpicoll._mpi.library import MPI
 
     world = runtime.current()
-    if world is not None and culprit is not None:
-        number = world.base.Get_group().Translate_ranks([culprit[0]], MPI.COMM_WORLD.Get_group())[0]
-        culprit = None if number < 0 else (number, culprit[1])
     if world is None or world.size == 1 or not MPI.Is_initialized() or MPI.Is_finalized():
         return
     last_words.why(cause or reason, culprit=culprit)

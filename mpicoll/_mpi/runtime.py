@@ -132,6 +132,10 @@ class Process:
             _check_launcher(mpi)
             _warn_of_binding(mpi)
         self.last_base = mpi.COMM_WORLD if comm is None else comm
+        groups = self.last_base.Get_group(), mpi.COMM_WORLD.Get_group()
+        last_words.renumber(groups[0].Translate_ranks(None, groups[1]))
+        for group in groups:
+            group.Free()
         self._current = Runtime(self.last_base, own=own)
         return self._current
 

@@ -8,6 +8,7 @@ import pytest
 
 from mpicoll._base import last_words
 from mpicoll._base.last_words import MOST, NBYTES, Memory
+from mpicoll._base.torch_errors import OperationTimeout
 from mpicoll._faults import current_call
 
 
@@ -79,6 +80,27 @@ KeyError: 'sample 5 has no label'
 def test_the_line_of_an_error_that_says_what_happened(text: str, cause: str) -> None:
     """The message of an error from another process is a traceback, of which the first line says where it happened."""
     assert last_words.cause(text) == cause
+
+
+@pytest.mark.parametrize(
+    ("text", "rank"),
+    [
+        (
+            "all_reduce on group '0' (rank 0 of 2): Timed out: no end within the timeout of 4 s. Rank 1 has not come: it is in",
+            1,
+        ),
+        ("irecv on group '0' (rank 0 of 2): it can never end: Rank 13 is the other side: its program has ended", 13),
+        ("recv on group '0' (rank 0 of 2): Timed out: no end. It waits for any rank. Rank 1 is another side: its process", 1),
+        ("recv on group '0' (rank 0 of 2): it can never end: waits for rank 1, which has destroyed the group (after", 1),
+        ("new_group (rank 0 of 3): Timed out: rank 1, 2 did not come within the timeout of 3 s", 1),
+        ("new_group (rank 0 of 3): rank 2 cannot come: its program has ended", 2),
+        ("new_group (rank 0 of 2): Timed out: no end within the timeout of 3 s, although all ranks have come", None),
+    ],
+)
+def test_the_rank_that_an_error_is_about(text: str, rank: int | None) -> None:
+    said, culprit = last_words.of_error(OperationTimeout(text))
+    came = f"OperationTimeout: {text}"
+    assert (said, culprit) == ((came, None) if rank is None else (f"has not come: {came}", (rank, False)))
 
 
 NOW = 1000.0

@@ -26,6 +26,7 @@ EMPTY = "raise ValueError('batch 17 is empty')"
 TIMEOUT = r"exceeded the group's timeout of 4 s: no end after \d\.\d s"
 CALL = r"number 1, all_reduce\(SUM, float32, 1 element\)"
 LAST = rf"its last collective on this group is {CALL}, which has ended; its process \d+ runs"
+EXPIRED = r"has not come: OperationTimeout: {} on group '0' \(rank 0 of 2\): Timed out: .* Rank 1 has not come: " + LAST
 ORDER = "All ranks must call the same collectives in the same order"
 # Where MPICH itself ends the job, it does not know the calls.
 
@@ -42,7 +43,7 @@ MISTAKES = {
     "exception in a thread": (
         "if rank: threading.Thread(target=exec, args=(" + repr(EMPTY) + ",)).start()\ndist.recv(one, 1 - rank)",
         "1",
-        "ValueError: batch 17 is empty",
+        r"ValueError: batch 17 is empty(; it was in recv .*)?",  # if the watchdog has looked meanwhile
     ),
     "sys.exit": (ON_1.format("sys.exit(3)"), "1", "exit status 3"),
     "one batch fewer": (
@@ -103,8 +104,36 @@ MISTAKES = {
     ),
     "group of some": (
         "if rank == 0: dist.new_group([0, 1], timeout=timedelta(seconds=3))\ntime.sleep(60)",
+        "1",
+        r"has not come: OperationTimeout: new_group .*: rank 1 did not come within the timeout of 3 s",
+    ),
+    "late to a barrier": (ON_1.format("time.sleep(60)").replace("all_reduce(one)", "barrier()"), "1", EXPIRED.format("barrier")),
+    "late to a Work": (
+        "time.sleep(60) if rank == 1 else dist.all_reduce(one, async_op=True).wait()",
+        "1",
+        EXPIRED.format("all_reduce"),
+    ),
+    "late to a Work in a thread": (
+        "if rank == 0: threading.Thread(target=dist.all_reduce(one, async_op=True).wait).start()\ntime.sleep(60)",
+        "1",
+        EXPIRED.format("all_reduce"),
+    ),
+    "ends before a Work": (
+        "if rank == 0: dist.all_reduce(one, async_op=True).wait()",
+        "1",
+        r"has not come: OperationTimeout: .* it can never end: Rank 1 has not come: its program has ended, .*",
+    ),
+    "sends nothing": (
+        "time.sleep(60) if rank == 1 else dist.irecv(one).wait()",
+        "1",
+        rf"has not come: OperationTimeout: irecv .* It waits for any rank\. Rank 1 is another side: {LAST}",
+    ),
+    "late in a world of another order": (
+        "from mpi4py import MPI\ndist.destroy_process_group()\n"
+        "dist.init_process_group(comm=MPI.COMM_WORLD.Split(0, -rank), timeout=timedelta(seconds=4))\n"
+        "time.sleep(60) if rank == 0 else dist.all_reduce(one, async_op=True).wait()",
         "0",
-        "OperationTimeout: new_group .*: rank 1 did not come within the timeout of 3 s",
+        r"has not come: OperationTimeout: all_reduce on group '0' \(rank 0 of 2\): .*Rank 1 has not come: .*",
     ),
     "no group": (
         "dist.destroy_process_group()\ndist.all_reduce(one)",
@@ -129,6 +158,20 @@ ALWAYS = ("exception on all ranks", "crash", "os._exit", "sizes", "collectives",
 def test_the_last_line(mistake: str, tmp_path: Path) -> None:
     program, rank, what = MISTAKES[mistake]
     ended(tmp_path, rank, what, "-c", HEAD + program)
+
+
+BACKWARD = """
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+loss = model(one).sum()
+time.sleep(60) if rank == 1 else loss.backward()
+"""
+
+
+def test_the_last_line_of_a_backward(tmp_path: Path) -> None:
+    """torch makes a RuntimeError of the OperationTimeout, and a long traceback of its own."""
+    last = run(tmp_path, "--quiet", "-n", "2", "-c", HEAD + BACKWARD).stderr.splitlines()[-1]
+    said = r"has not come: RuntimeError: .*OperationTimeout: all_reduce on group '0' .* Rank 1 has not come: .*"
+    assert re.fullmatch(rf"mpicoll\.run: rank 1 of 2 on \S+: {said}", last), last
 
 
 @pytest.mark.parametrize(
