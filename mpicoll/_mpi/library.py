@@ -7,6 +7,7 @@ process would join the job as a second copy of the rank (see `refusal`).
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import os
 import re
@@ -21,7 +22,7 @@ import mpi4py
 
 from mpicoll._base import binding, containers, cpus, launcher, open_mpi_settings, packages
 from mpicoll._base.errors import LaunchError
-from mpicoll._base.waits import INIT_S, OTHER_RANKS_S
+from mpicoll._base.waits import INIT_S, LAST_WORDS_S, OTHER_RANKS_S
 from mpicoll._mpi import open_mpi
 from mpicoll._mpi.claim import claim, connection_lost, identity
 
@@ -121,6 +122,7 @@ def _start() -> None:
     vendor, version = MPI.get_vendor()
     launch = launcher.detect()
     if launch is not None and _is_foreign(launch, vendor, version):
+        atexit.register(_end_job_of_hydra)
         if launch.rank > 0:
             time.sleep(OTHER_RANKS_S)
         raise LaunchError(wrong_mpiexec(launch, "but this MPI cannot connect to it"))
@@ -149,6 +151,14 @@ def _is_foreign(launch: launcher.Launch, vendor: str, version: tuple[int, ...]) 
         return launch.launcher == "openmpi" and not hasattr(ctypes.CDLL(MPI.__file__), "PMIx_Init")
     hydra = launch.launcher == "hydra" and "PMIX_NAMESPACE" not in os.environ
     return hydra and vendor == "Open MPI" and version >= (5,) and launch.size > 1  # Open MPI 4 may have been built with PMI
+
+
+def _end_job_of_hydra() -> None:
+    """Ends the other ranks before they say the same. Hydra goes on without a rank that has not started MPI."""
+    if isinstance(getattr(sys, "last_value", None), LaunchError) and "PMI_FD" in os.environ:
+        time.sleep(LAST_WORDS_S)
+        with contextlib.suppress(OSError, ValueError):
+            os.write(int(os.environ["PMI_FD"]), b"cmd=abort exitcode=1\n")
 
 
 def wrong_mpiexec(launch: launcher.Launch, finding: str) -> str:

@@ -1,6 +1,7 @@
 """MPI is the truth, the environment is the check (traps 76 to 79): a launch that cannot work says so, and what would."""
 
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch import jobs
-from tests.support import LAUNCH_ENVIRONMENT, is_open_mpi, launch, run
+from tests.support import LAUNCH_ENVIRONMENT, clean_environment, is_open_mpi, launch, run
 
 pytestmark = pytest.mark.launch
 
@@ -67,6 +68,19 @@ def test_what_a_program_prints_that_cannot_start(code: str, environ: dict[str, s
     assert len(lines) <= 6, lines
     assert what in lines[-1]
     assert remedy in lines[-1]
+
+
+@pytest.mark.skipif(not is_open_mpi(), reason="mpiexec of Open MPI ends a job by itself")
+@pytest.mark.parametrize("caught", [False, True])
+def test_hydra_ends_the_other_ranks_of_a_program_that_cannot_start(caught: bool) -> None:
+    """Each of them printed the same, 5 s later. A program that catches the error may go on."""
+    hydra, rank = socket.socketpair()
+    code = f"try: exec({INIT!r})\nexcept Exception: pass" if caught else INIT
+    with hydra, rank:
+        environ = clean_environment(**LAUNCH_ENVIRONMENT, **FOREIGN, PMI_FD=str(rank.fileno()))
+        done = subprocess.run([sys.executable, "-c", code], env=environ, pass_fds=[rank.fileno()], timeout=60)
+        rank.close()
+        assert (done.returncode, hydra.recv(100)) == ((0, b"") if caught else (1, b"cmd=abort exitcode=1\n"))
 
 
 ALONE = """
