@@ -51,7 +51,7 @@ MISTAKES = {
         "1",
         "has not come to all_reduce: its program has ended, after 2 collectives .*. On rank 0 all_reduce can never end",
     ),
-    "os._exit": (ON_1.format("os._exit(0)"), "1", "exit status 0 before the end of its program, .* without MPI_Finalize"),
+    "os._exit": (ON_1.format("os._exit(0)"), "1", "exit status 0 before the end of its program, .* without MPI_Finalize(; .*)?"),
     "killed": (ON_1.format("os.kill(os.getpid(), signal.SIGKILL)"), "1", "killed by SIGKILL.*"),
     "crash": (ON_1.format("ctypes.string_at(0)"), "1", "killed by SIGSEGV.*"),
     "sizes": (
