@@ -22,12 +22,17 @@ crashed in MPI_Comm_iagree (coll/ftagree).
 If a rank dies in MPI_Allgatherv of small blocks, Open MPI 5.0.11 may return without an error, and without data. So `Channel`
 looks for dead ranks after it. The other collectives have been tried (allgather, allreduce, reduce, both reduce_scatters,
 broadcast, and with and without "v" gather, scatter and alltoall): they return an error.
+
+# Note [One thread in MPI_Comm_create_from_group]
+If another thread calls MPI_Iprobe meanwhile, Open MPI 5.0.11 may never return from it, although no rank has died: after some 20
+calls of mpi4py alone on 4 ranks; 200 calls without such a thread returned. So `failed`, which the watchdog calls, waits.
 """
 
 from __future__ import annotations
 
 import array
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -43,6 +48,7 @@ SETTING = "OMPI_MCA_mpi_ft_enable"  # set by mpirun --with-ft ulfm
 LOOKS = 8  # Open MPI looks at its events in one of some calls only; 4 were needed
 GOES_ON, ENDS = 1, 2  # bits for `agree`
 
+_alone = threading.Lock()  # see Note [One thread in MPI_Comm_create_from_group]
 _given = False  # see `world_given`
 _root = MPI.COMM_WORLD  # or what `meet` has made of it; a world of a communicator of the user leaves it alone
 
@@ -80,7 +86,8 @@ def create_among_dead(base: MPI.Intracomm, ranks: Sequence[int], tag: int) -> MP
     group = base.Get_group()
     members = group.Incl(list(ranks))
     try:
-        made = MPI.Intracomm.Create_from_group(members, f"mpicoll.{tag}")
+        with _alone:
+            made = MPI.Intracomm.Create_from_group(members, f"mpicoll.{tag}")
         try:
             return made.Dup()
         finally:
@@ -128,9 +135,10 @@ class Tolerated:
 
 def failed(comm: MPI.Intracomm) -> tuple[int, ...]:
     """Returns the ranks of this communicator that have died, as far as this rank knows. The caller holds the lock."""
-    for _ in range(LOOKS):
-        MPI.COMM_SELF.Iprobe()
-    dead = comm.Get_failed()
+    with _alone:
+        for _ in range(LOOKS):
+            MPI.COMM_SELF.Iprobe()
+        dead = comm.Get_failed()
     try:
         if dead.Get_size() == 0:
             return ()

@@ -273,6 +273,16 @@ def reconfigured(door: str) -> None:
     say("end")
 
 
+def remade(times: str) -> None:
+    """Nobody dies. The watchdog looks while communicators are made."""
+    dist.init_process_group()
+    handles: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(handles, dist.get_reconfigure_handle())
+    for uuid in range(int(times)):
+        dist.reconfigure(uuid, handles)
+    say("end")
+
+
 def collectives(rank: int, size: int, count: int) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
     """Calls one after the other: its name, what came, and what should have."""
 
