@@ -34,8 +34,8 @@ _NAMES = {
     "mpicoll._api.information": "get_comm info dump_flight_record",
     "mpicoll._launch.spawn": "spawn RankExited RankRaised",
     "mpicoll.errors": (
-        "CollectiveMismatch CommunicationError ConcurrentCollectives ForkedProcess GroupDestroyed GroupFailed LaunchError "
-        "MpicollError OperationTimeout PeerLost ThreadLevelError TruncationError UnsupportedReduction WorkerLeft"
+        "CollectiveMismatch CommunicationError ConcurrentCollectives DifferentTensors ForkedProcess GroupDestroyed GroupFailed "
+        "LaunchError MpicollError OperationTimeout PeerLost ThreadLevelError TruncationError UnsupportedReduction WorkerLeft"
     ),
 }
 OURS = {name: module for module, names in _NAMES.items() for name in names.split()}

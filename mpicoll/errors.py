@@ -10,8 +10,8 @@
         │                       group and rank
         ├── GroupFailed         (also a DistBackendError) the group was used after one of its operations had failed or timed out
         ├── GroupDestroyed      (also a DistError) the group was used after destroy_process_group
-        ├── CollectiveMismatch  the calls of the ranks do not fit together: other collectives or arguments; also a ValueError
-        │   │                   where all ranks raise it because their tensors do not fit together
+        ├── CollectiveMismatch  the calls of the ranks do not fit together: other collectives or arguments
+        │   ├── DifferentTensors    (also a ValueError) tensors that do not fit together; all ranks raise it
         │   └── TruncationError     (also a CommunicationError) a message was longer than the tensor that should receive it
         ├── ConcurrentCollectives   two threads of a rank were in blocking collectives of one group at once
         ├── WorkerLeft          a remote call to a worker that has ended
@@ -25,31 +25,17 @@ DistError and DistBackendError are classes of torch. The errors that derive from
 imported on their first use: this module does not import torch.
 """
 
+# ruff: noqa: F403, F405
+
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from mpicoll._base.errors import (
-    CollectiveMismatch,
-    ConcurrentCollectives,
-    ForkedProcess,
-    LaunchError,
-    MpicollError,
-    ThreadLevelError,
-    UnsupportedReduction,
-    WorkerLeft,
-)
+from mpicoll._base.errors import *
 
 if TYPE_CHECKING:
-    from mpicoll._base.torch_errors import (
-        CommunicationError,
-        GroupDestroyed,
-        GroupFailed,
-        OperationTimeout,
-        PeerLost,
-        TruncationError,
-    )
+    from mpicoll._base.torch_errors import *
 else:  # with this function, a name that is not there would be of type Any to a type checker
 
     def __getattr__(name: str) -> Any:
@@ -59,7 +45,7 @@ else:  # with this function, a name that is not there would be of type Any to a 
 
 
 __all__ = [
-    "CollectiveMismatch", "CommunicationError", "ConcurrentCollectives", "ForkedProcess", "GroupDestroyed", "GroupFailed",
-    "LaunchError",
+    "CollectiveMismatch", "CommunicationError", "ConcurrentCollectives", "DifferentTensors", "ForkedProcess", "GroupDestroyed",
+    "GroupFailed", "LaunchError",
     "MpicollError", "OperationTimeout", "PeerLost", "ThreadLevelError", "TruncationError", "UnsupportedReduction", "WorkerLeft",
 ]  # fmt: skip

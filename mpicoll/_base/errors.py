@@ -6,6 +6,12 @@ from __future__ import annotations
 class MpicollError(RuntimeError):
     """A failure at run time; the message names rank, group and operation. All errors here but UnsupportedReduction are one."""
 
+    __module__ = "mpicoll.errors"  # which tracebacks and pickles name
+
+    def __init_subclass__(cls) -> None:
+        if cls.__module__.startswith("mpicoll._base"):
+            cls.__module__ = MpicollError.__module__
+
 
 class LaunchError(MpicollError):
     """The program was started in a way that cannot work; the message names the remedy, and ``mpicoll doctor`` finds more."""
@@ -55,10 +61,4 @@ class ForkedProcess(MpicollError):
 class UnsupportedReduction(TypeError, ValueError):
     """This reduction of this dtype has no right answer; nothing has been sent. The page "Reductions" has the table."""
 
-
-# Tracebacks and pickles name the public module.
-for _error in (
-    MpicollError, LaunchError, ThreadLevelError, CollectiveMismatch, ConcurrentCollectives, WorkerLeft, ForkedProcess,
-    UnsupportedReduction,
-):  # fmt: skip
-    _error.__module__ = "mpicoll.errors"
+    __module__ = MpicollError.__module__

@@ -41,8 +41,3 @@ class GroupFailed(MpicollError, DistBackendError):
 
 class GroupDestroyed(MpicollError, DistError):
     """The group was used after destroy_process_group, or after ``shrink`` had made a new world."""
-
-
-# Tracebacks and pickles name the public module.
-for _error in (CommunicationError, PeerLost, TruncationError, OperationTimeout, GroupFailed, GroupDestroyed):
-    _error.__module__ = "mpicoll.errors"
