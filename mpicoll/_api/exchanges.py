@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 
 def all_to_all(
-    output_tensor_list: list[Tensor],
-    input_tensor_list: list[Tensor],
-    group: ProcessGroup | None = None,
-    async_op: bool = False,
+    output_tensor_list: list[Tensor], input_tensor_list: list[Tensor], group: ProcessGroup | None = None, async_op: bool = False
 ) -> Work | None:
     """Sends one tensor to each rank and receives one from each: a transposed list of lists (collective).
 

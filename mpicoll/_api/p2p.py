@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 
 
 def send(
-    tensor: Tensor,
-    dst: int | None = None,
-    group: ProcessGroup | None = None,
-    tag: int = 0,
-    group_dst: int | None = None,
+    tensor: Tensor, dst: int | None = None, group: ProcessGroup | None = None, tag: int = 0, group_dst: int | None = None
 ) -> None:
     """Sends a tensor to one rank, which must call `recv` or `irecv`; returns when the tensor may be changed again.
 
@@ -70,11 +66,7 @@ def send(
 
 
 def recv(
-    tensor: Tensor,
-    src: int | None = None,
-    group: ProcessGroup | None = None,
-    tag: int = 0,
-    group_src: int | None = None,
+    tensor: Tensor, src: int | None = None, group: ProcessGroup | None = None, tag: int = 0, group_src: int | None = None
 ) -> int:
     """Receives a tensor from one rank, which must call `send` or `isend`; returns when the tensor is here.
 
@@ -120,11 +112,7 @@ def recv(
 
 
 def isend(
-    tensor: Tensor,
-    dst: int | None = None,
-    group: ProcessGroup | None = None,
-    tag: int = 0,
-    group_dst: int | None = None,
+    tensor: Tensor, dst: int | None = None, group: ProcessGroup | None = None, tag: int = 0, group_dst: int | None = None
 ) -> Work:
     """Starts a send; do not change the tensor before the Work's ``wait()`` has returned (not collective).
 
@@ -160,11 +148,7 @@ def isend(
 
 
 def irecv(
-    tensor: Tensor,
-    src: int | None = None,
-    group: ProcessGroup | None = None,
-    tag: int = 0,
-    group_src: int | None = None,
+    tensor: Tensor, src: int | None = None, group: ProcessGroup | None = None, tag: int = 0, group_src: int | None = None
 ) -> MessageWork:
     """Starts a receive; use the tensor after the Work's ``wait()`` has returned (not collective).
 

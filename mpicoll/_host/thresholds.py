@@ -128,11 +128,7 @@ def _pays_between(operation: str, ranks: int, nodes: int, chunk: int) -> bool:
     others a piece waits for some latencies of the network for each doubling of the nodes.
     """
     doublings = (nodes - 1).bit_length()
-    least = {
-        "all_gather": (8 << 10) * nodes,
-        "reduce_scatter": (4 << 10) * nodes * ranks,
-        "broadcast": (512 << 10) * doublings,
-    }
+    least = {"all_gather": (8 << 10) * nodes, "reduce_scatter": (4 << 10) * nodes * ranks, "broadcast": (512 << 10) * doublings}
     return chunk >= least.get(operation, (448 << 10) * doublings) and (
         ranks >= 4 or operation in ("all_reduce", "halves", "reduce")
     )
