@@ -16,6 +16,7 @@ from mpicoll._engine.poller import pending
 from mpicoll._engine.requests import MessageWork, too_long
 from mpicoll._engine.work import Work
 from mpicoll._faults.attendance import Looks
+from mpicoll._mpi import bell
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._tensors import buffers, checks
 
@@ -108,10 +109,11 @@ class Messages(Collectives):
         return source
 
     def _carry_out(self, message: MessageWork) -> None:
-        pause = message.backoff().pause
+        pause = Backoff(message.other_side(), moves=message.moves).pause
         try:
-            while not message.test():
-                pause()
+            with bell.bell.meeting(message.other_side()):
+                while not message.test():
+                    pause()
         except MpicollError:
             raise
         except BaseException:  # of a signal's handler; MPI still uses the memory

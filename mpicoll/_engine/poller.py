@@ -16,7 +16,7 @@ from mpicoll._base.torch_errors import GroupDestroyed
 from mpicoll._engine.requests import MessageWork
 from mpicoll._engine.work import Work
 from mpicoll._faults.group_state import GroupState
-from mpicoll._mpi import runtime
+from mpicoll._mpi import bell, runtime
 from mpicoll._mpi.backoff import Backoff, Naps
 from mpicoll._mpi.channel import Channel
 from mpicoll._tensors import storages
@@ -89,7 +89,7 @@ class Poller:
         return bool(ended) or moved
 
     def _loop(self) -> None:
-        backoff, idle, waits = Backoff(spin_s=0.0, yield_s=0.0, naps=NAPS), 0, 0
+        backoff, idle, waits = Backoff(spin_s=0.0, yield_s=0.0, naps=NAPS, moves=self._moves), 0, 0
         while not self._closing:
             if self._waiting or waits != self._waits:
                 # A thread of the program waits, or has waited since the last look, and polls itself. A look would take the
@@ -125,19 +125,24 @@ class Poller:
         if seconds is None:
             return
         deadline = time.monotonic() + seconds
-        backoff = work.backoff() if isinstance(work, MessageWork) else Backoff()
+        peer = work.other_side() if isinstance(work, MessageWork) else None
+        backoff = Backoff(peer, moves=self._moves)
         self._waiting.append(work)
         self._waits += 1
         try:
-            while not work._done and time.monotonic() < deadline:
-                if self.poll():
-                    backoff.reset()
-                else:
-                    backoff.pause()
+            with bell.bell.meeting(peer):
+                while not work._done and time.monotonic() < deadline:
+                    if self.poll():
+                        backoff.reset()
+                    else:
+                        backoff.pause()
         finally:
             self._waiting.remove(work)
             if self._asleep:
                 self._wake.set()
+
+    def _moves(self) -> bool:
+        return any(work.moves() for work in list(self._pending))
 
     def under_way(self) -> list[MessageWork]:
         """Returns the pending messages. Takes no lock: another thread may be blocked while it holds it."""

@@ -12,12 +12,13 @@ from mpicoll._base.torch_errors import TruncationError
 from mpicoll._engine.work import Work
 from mpicoll._faults import culprits
 from mpicoll._faults.group_state import GroupState
-from mpicoll._mpi import runtime
-from mpicoll._mpi.backoff import Backoff
+from mpicoll._mpi import bell, runtime
 from mpicoll._mpi.errors import MPIException, translate
 from mpicoll._tensors import storages
 from mpicoll._tensors.calls import Transfer
 from mpicoll._tensors.storages import Held
+
+SLOWEST_S, SLOWEST = 0.1, 100e6  # seconds, and bytes per second
 
 
 class MessageWork(Work):
@@ -36,6 +37,7 @@ class MessageWork(Work):
         super().__init__("", [tensor], group.timeout_s, group.fail)
         self.group, self.operation, self.transfer, self.tensor, self.peer = group, operation, transfer, tensor, peer
         self.held: Held = {}
+        self._met: float | None = None  # since when the other side waits for this rank
 
     def where(self) -> str:
         return self.group.where(self.operation)
@@ -64,9 +66,21 @@ class MessageWork(Work):
             raise MpicollError(f"{self.where()}: {resized}")
         return True
 
-    def backoff(self) -> Backoff:
-        """For a thread that waits for this message."""
-        return Backoff(None if self.peer is None else self.group.global_ranks[self.peer])
+    def other_side(self) -> int | None:
+        """The rank of the world on the other side; None: any rank."""
+        return None if self.peer is None else self.group.global_ranks[self.peer]
+
+    def moves(self) -> bool:
+        """Whether the message may move now: the other side waits for this rank, not for longer than a slow message takes.
+
+        In shared memory a message moves only while both sides call MPI.
+        """
+        if not bell.bell.meets(self.other_side()):
+            self._met = None
+            return False
+        now = monotonic()
+        self._met = now if self._met is None else self._met
+        return now - self._met < SLOWEST_S + self.tensor.nbytes / SLOWEST
 
     def cancel(self) -> None:
         """Cancels a receive. MPI keeps a send, and a message that has begun to move; we then keep its memory."""

@@ -29,33 +29,41 @@ class Backoff:
     """Pauses a waiting thread between two checks.
 
     The stages depend on time and not on the number of checks. A message in shared memory moves only while both sides call MPI.
-    So each nap ends with such a call, and after one that has moved bytes the thread does not sleep for `MOVING_S`. After two in
-    a row it begins with short naps again: one alone may be a call that has only taken long. During a nap the peer fills or
-    empties up to 2 MiB (_base/open_mpi_settings.py), whose copy takes longer than `MOVED_S`. With 2 ranks on 2 cores, 64 MiB took
-    90 to 100 ms when the sender slept, and take 16 ms.
+    So a thread does not sleep while the other side waits for it, too (`moves`). Where that is not known, each nap ends with a
+    call of MPI, and after one that has moved bytes the thread does not sleep for `MOVING_S`, and begins with short naps again.
+    During a nap the peer fills or empties up to 2 MiB (_base/open_mpi_settings.py), whose copy takes longer than `MOVED_S`. A
+    message of 64 MiB between 2 ranks on 2 cores took 100 ms when the sender slept, and takes 14 ms.
 
     Args:
         rank: Rank of the world for which the thread waits; None: any. It rings, if it has a bell here; see bell.py.
         spin_s: Until this time has passed, `pause` returns at once.
         yield_s: Until this time has passed, `pause` gives the core to another runnable thread. After it, `pause` sleeps.
         naps: Lengths of the sleeps.
+        moves: Whether the other side waits for this rank as well, so that neither may sleep.
     """
 
     SPIN_S = 100e-6  # usual latency of a message between two running ranks
     YIELD_S = 3e-3  # a blocking MPI call would spin for ever
     NAPS = Naps(50e-6, 2e-3, 0.05)
-    WOKEN_NAPS = Naps(1e-3, 20e-3, 0.5)  # on a bell that every rank rings, unless a ring is lost
+    WOKEN_NAPS = Naps(1e-3, 50e-3, 0.5)  # on a bell that every rank rings, unless a ring is lost
 
     MOVED_S = 30e-6  # of CPU time; 99 % of the calls that found nothing took less than 23 us after naps of 0.15 and 0.5 ms
     MOVED_AFTER_NAP = 10e-3  # seconds more for each second of the nap: caches are cold then; after 2 ms 99 % took less than 40 us
     MOVING_S = 2e-3
     MOVES_WITHIN_S = 5e-3  # after a longer nap nothing is under way, and the call, its code out of the caches, takes 0.1 ms
 
-    def __init__(self, rank: int | None = None, spin_s: float = SPIN_S, yield_s: float = YIELD_S, naps: Naps = NAPS) -> None:
+    def __init__(
+        self,
+        rank: int | None = None,
+        spin_s: float = SPIN_S,
+        yield_s: float = YIELD_S,
+        naps: Naps = NAPS,
+        moves: Callable[[], bool] = lambda: False,
+    ) -> None:
         woken = rank is not None and bell.bell.reaches(rank)
         self._rank, self._naps = rank if woken else None, self.WOKEN_NAPS if woken and not bell.bell.apart else naps
-        self._spin_s, self._yield_s = spin_s, yield_s
-        self._since, self._moving_until, self._moved = time.monotonic(), 0.0, False
+        self._spin_s, self._yield_s, self._moves = spin_s, yield_s, moves
+        self._since, self._moving_until = time.monotonic(), 0.0
         self._rings: int | None = None  # of the bell, while this thread is about to sleep
 
     def reset(self) -> None:
@@ -72,7 +80,7 @@ class Backoff:
         waited_s = now - self._since
         if waited_s < self._spin_s:
             return
-        if moving or waited_s < self._yield_s or now < self._moving_until:
+        if moving or waited_s < self._yield_s or now < self._moving_until or self._moves():
             _yield_core()
             return
         if self._rings is None:
@@ -85,9 +93,6 @@ class Backoff:
         self._rings = bell.bell.listen(self._rank)
         if nap_s > self.MOVES_WITHIN_S:
             return
-        before, self._moved = self._moved, runtime.move() > self.MOVED_S + self.MOVED_AFTER_NAP * nap_s
-        if self._moved:
+        if runtime.move() > self.MOVED_S + self.MOVED_AFTER_NAP * nap_s:
             now = time.monotonic()
-            self._moving_until, self._rings = now + self.MOVING_S, None
-            if before:
-                self._since = now - self._yield_s
+            self._since, self._moving_until, self._rings = now - self._yield_s, now + self.MOVING_S, None

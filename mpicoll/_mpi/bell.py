@@ -25,7 +25,7 @@ import platform
 import sys
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from mpicoll._mpi.boards import Boards
 
@@ -33,7 +33,7 @@ from mpicoll._mpi.boards import Boards
 FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}.get(platform.machine(), 0)
 WAIT, WAKE = 0, 1
 ALL = 0x7FFFFFFF
-ASLEEP, WANTED, RINGS, CORE, SILENT = range(5)  # words of a rank; the last one is always 0
+ASLEEP, WANTED, RINGS, CORE, MEETS, SILENT = range(6)  # words of a rank; the last one is always 0
 ANYBODY = -1  # in ASLEEP: for no rank in particular; n + 1: for rank n; 0: no thread sleeps
 _libc = ctypes.CDLL(None)
 
@@ -94,6 +94,20 @@ class Bell:
             return False
         _step_aside(self.words[self._mine + CORE])
         return True
+
+    @contextlib.contextmanager
+    def meeting(self, rank: int | None) -> Iterator[None]:
+        """Shows for whose message this rank waits meanwhile (None: of any rank), for `meets`."""
+        words, at = self.words, self._mine + MEETS
+        before, words[at] = words[at], 0 if rank is None else rank + 1
+        try:
+            yield
+        finally:
+            words[at] = before
+
+    def meets(self, rank: int | None) -> bool:
+        """Whether a rank of the world waits for a message of this one."""
+        return rank in self._at and self.words[self._at[rank] + MEETS] == self._own + 1
 
     def ring(self, at: int) -> None:
         """[4] Wakes the rank of this place."""

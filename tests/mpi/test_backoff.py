@@ -58,20 +58,29 @@ def test_a_thread_does_not_sleep_while_bytes_move(monkeypatch: pytest.MonkeyPatc
     assert silent.naps == [Backoff.NAPS.longest_s] * 2
 
     took[0] = 1e-3
-    for naps in (3, 4):
-        while len(silent.naps) < naps:
-            backoff.pause()
-        began = time.monotonic()
-        while time.monotonic() - began < Backoff.MOVING_S / 2:
-            backoff.pause()
-        assert len(silent.naps) == naps
-        while time.monotonic() - began < Backoff.MOVING_S:
-            pass
-    assert silent.naps[3] == Backoff.NAPS.longest_s
-    took[0] = 0.0
-    while len(silent.naps) < 5:
+    while len(silent.naps) < 3:
         backoff.pause()
-    assert silent.naps[4] < Backoff.NAPS.longest_s
+    began = time.monotonic()
+    while time.monotonic() - began < Backoff.MOVING_S / 2:
+        backoff.pause()
+    assert len(silent.naps) == 3
+    while len(silent.naps) < 4:
+        backoff.pause()
+    assert silent.naps[3] < Backoff.NAPS.longest_s
+
+
+def test_a_thread_does_not_sleep_while_the_other_side_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, silent = [True], Silent()
+    monkeypatch.setattr(bell, "bell", silent)
+    backoff = Backoff(moves=lambda: waits[0])
+    backoff._since -= 1.0
+    for _ in range(100):
+        backoff.pause()
+    assert silent.naps == []
+    waits[0] = False
+    for _ in range(3):
+        backoff.pause()
+    assert silent.naps == [Backoff.NAPS.longest_s] * 2
 
 
 def test_a_call_that_finds_nothing_to_move_has_moved_nothing() -> None:
