@@ -17,6 +17,7 @@ import sys, torch
 from benchmarks import check
 limits = [check.Limit("/ MPI", lambda row: row.ratio("mpicoll", "MPI"), most) for most in (0, 1e9)]
 check.CASES[:] = [check.Case("all_reduce", 8, torch.float32, ("mpicoll", "MPI"), limits)]
+check.STEEP[:] = [("latency", 8, 16, 1e-9)]
 sys.exit(check.main(["--quick"]))
 """
 MACHINE = {"mpi": "Open MPI v5.0.11, package: a", "ranks": 2, "cores": 2, "cpu": "a processor", "torch": "2.13.0"}
@@ -30,7 +31,10 @@ SHARED = 4 << 20  # bytes for each rank, beyond those with mpi4py alone
 def test_check_names_what_is_lost() -> None:
     result = launch(2, "-c", STRICT)
     assert result.returncode == 1, result.stderr
-    assert re.findall("lost: .*: ", result.stdout) == ["lost: 8 B all_reduce float32 / MPI: "]
+    assert re.findall("lost: .*: ", result.stdout) == [
+        "lost: 8 B all_reduce float32 / MPI: ",
+        "lost: 16 B latency / half of it: ",
+    ]
 
 
 @pytest.mark.launch
