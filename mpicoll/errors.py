@@ -46,6 +46,6 @@ else:  # with this function, a name that is not there would be of type Any to a 
 
 __all__ = [
     "CollectiveMismatch", "CommunicationError", "ConcurrentCollectives", "DifferentTensors", "ForkedProcess", "GroupDestroyed",
-    "GroupFailed", "LaunchError",
-    "MpicollError", "OperationTimeout", "PeerLost", "ThreadLevelError", "TruncationError", "UnsupportedReduction", "WorkerLeft",
+    "GroupFailed", "LaunchError", "MpicollError", "OperationTimeout", "PeerLost", "ThreadLevelError", "TruncationError",
+    "UnsupportedReduction", "WorkerLeft",
 ]  # fmt: skip

@@ -18,7 +18,7 @@ from mpicoll._tensors import storages
 from mpicoll._tensors.calls import Transfer
 from mpicoll._tensors.storages import Held
 
-SLOWEST_S, SLOWEST = 0.1, 100e6  # seconds, and bytes per second
+SLOWEST_S, SLOWEST = 0.1, 100e6  # a message that moves has ended after so many seconds, and its bytes at so many per second
 
 
 class MessageWork(Work):
@@ -33,11 +33,12 @@ class MessageWork(Work):
         held: The tensor, while MPI uses its memory and the program may change it.
     """
 
+    _met: float | None = None  # since when the other side waits for this rank
+
     def __init__(self, group: GroupState, operation: str, transfer: Transfer, tensor: Tensor, peer: int | None) -> None:
         super().__init__("", [tensor], group.timeout_s, group.fail)
         self.group, self.operation, self.transfer, self.tensor, self.peer = group, operation, transfer, tensor, peer
         self.held: Held = {}
-        self._met: float | None = None  # since when the other side waits for this rank
 
     def where(self) -> str:
         return self.group.where(self.operation)

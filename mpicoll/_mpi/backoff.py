@@ -91,8 +91,6 @@ class Backoff:
             self._since, self._rings = time.monotonic() - self._spin_s, None  # a rank may ring before it calls MPI
             return
         self._rings = bell.bell.listen(self._rank)
-        if nap_s > self.MOVES_WITHIN_S:
-            return
-        if runtime.move() > self.MOVED_S + self.MOVED_AFTER_NAP * nap_s:
+        if nap_s <= self.MOVES_WITHIN_S and runtime.move() > self.MOVED_S + self.MOVED_AFTER_NAP * nap_s:
             now = time.monotonic()
             self._since, self._moving_until, self._rings = now - self._yield_s, now + self.MOVING_S, None

@@ -58,8 +58,13 @@ def counted(operation: Callable[[], object]) -> Counter[str]:
     return found
 
 
+def ended(request: Any, status: Any = None) -> bool:
+    request.Wait(status)
+    return True
+
+
 @pytest.mark.parametrize("module", [dist, torch.distributed], ids=lambda module: module.__name__)
-@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize("name", [*list(LIMITS)[:-1], pytest.param("isend and irecv", marks=pytest.mark.min_ranks(2))])
 def test_a_small_operation(name: str, module: ModuleType, rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     tensor, received = torch.ones(2), torch.ones(2)
 
@@ -78,7 +83,9 @@ def test_a_small_operation(name: str, module: ModuleType, rank: int, size: int, 
     assert world is not None
     operation()
     monkeypatch.setattr(world.attendance, "due", math.inf)
+    monkeypatch.setattr(world.channel, "test", ended)  # a second test would be a matter of time
     least = min((counted(operation) for _ in range(ROUNDS)), key=lambda each: each.total())
     limit = LIMITS[name][0 if module is dist else 1 + BACKEND_SUBCLASSES]
     scale = 1 if sys.version_info[:2] == (3, 11) else OTHER_PYTHON
+    scale *= 2 if world.channel.runtime.serialized else 1  # MPI is called under a lock
     agree(least.total() <= limit * scale, f"{least.total()} bytecodes, at most {limit}: {least.most_common(12)}")
