@@ -102,7 +102,7 @@ class Channel:
         #: True if MPI is serialized on any rank. All ranks then make non-blocking calls, so that the calls match.
         self.serialized = self._serialized_anywhere()
         # One attribute per call, bound once: a lookup on every call would take a tenth of the time.
-        self.test: Callable[..., bool] = self._test if runtime.serialized else MPI.Request.Test
+        self.test: Callable[..., bool] = self._test if runtime.serialized else lambda request, status=None: request.Test(status)
         self.Allreduce = self._collective("Allreduce")
         self.Bcast = self._collective("Bcast")
         self.Reduce = reduce_at_any_root(self._collective("Reduce"))
