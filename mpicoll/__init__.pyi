@@ -146,6 +146,7 @@ from mpicoll.errors import (
     CollectiveMismatch as CollectiveMismatch,
     CommunicationError as CommunicationError,
     ConcurrentCollectives as ConcurrentCollectives,
+    DifferentTensors as DifferentTensors,
     ForkedProcess as ForkedProcess,
     GroupDestroyed as GroupDestroyed,
     GroupFailed as GroupFailed,
