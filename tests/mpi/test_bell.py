@@ -14,13 +14,11 @@ from mpicoll._api import groups
 from mpicoll._mpi import bell
 from mpicoll._mpi.backoff import Backoff, Naps
 from mpicoll._mpi.boards import NBYTES, Boards
-from mpicoll._mpi.channel import VENDOR
 from mpicoll._mpi.shared_segment import Segment
-from tests.support import agree
+from tests.support import agree, is_open_mpi
 
 pytestmark = pytest.mark.one_node
 
-WAYS = ["exchange", *(["there and back"] if VENDOR == "Open MPI" else [])]  # with MPICH the receiver copies alone
 NAP_S = 20.0  # of the sleepers of these tests: without a ring they would sleep for all of it
 
 
@@ -39,7 +37,8 @@ def rings(monkeypatch: pytest.MonkeyPatch, world: object) -> Iterator[list[int]]
         counts[1] += rang
         return rang
 
-    monkeypatch.setattr(Backoff, "WOKEN_NAPS", Naps(NAP_S, NAP_S, 0.0))
+    # After 3 ms it sleeps for 3 s. A rank rings before it sends, and may be slow then: who has been woken sleeps 3 s once more.
+    monkeypatch.setattr(Backoff, "WOKEN_NAPS", Naps(1e-3, NAP_S, 1000.0))
     monkeypatch.setattr(bell.bell, "ring", counted)
     monkeypatch.setattr(bell.bell, "sleep", slept)
     dist.barrier()
@@ -136,9 +135,8 @@ def test_who_waits_for_a_message_of_whom() -> None:
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("module", [dist, torch.distributed], ids=lambda module: module.__name__)
-@pytest.mark.parametrize(
-    "way", ["exchange", *(["there and back"] if VENDOR == "Open MPI" else [])]
-)  # in MPICH the receiver copies
+@pytest.mark.parametrize("way", ["exchange", "there and back"])
+@pytest.mark.skipif(not is_open_mpi(), reason="with MPICH the receiver copies alone, in one call")
 def test_nobody_sleeps_while_a_large_message_moves(
     way: str, module: ModuleType, world: object, rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,7 +158,7 @@ def test_nobody_sleeps_while_a_large_message_moves(
         for turn in range(2):
             module.send(sent, peer) if turn == rank else module.recv(received, peer)
     monkeypatch.undo()
-    agree(sum(naps) < 5e-3 and bool(received.all()), f"{naps}")
+    agree(sum(naps) < 10e-3 and bool(received.all()), f"{naps}")
 
 
 def test_who_waits_or_rings_outlives_the_bell_of_the_world(monkeypatch: pytest.MonkeyPatch, world: object, rank: int) -> None:
