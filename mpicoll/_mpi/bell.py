@@ -1,4 +1,4 @@
-"""A bell for each rank of a node, on its board: a thread that waits sleeps on its own, and who does what it waits for rings it.
+"""A bell for each rank of a node, on its board: a waiting thread sleeps on the bell of its rank, and the awaited rank rings it.
 
     [1] A thread that has found nothing for some time writes on its board for whom it sleeps, and on that rank's board that it is
         waited for. [2] It looks once more. [3] It sleeps until the bell rings, or for a limited time.
@@ -6,14 +6,13 @@
         board says that it is waited for, it rings the ranks that sleep for it.
 
 Reading a word takes 0.05 us. The last of p ranks to come rings p - 1 times, others ring those that have come to wait for them.
+Another word says for whose message a rank waits (`Bell.meeting`): two ranks that wait for each other both stay awake.
 
-The threads of a process share one bell, and no fence stands between [4] and its look at the word: a ring may be lost. So
-correctness rests on the limit of [3]. The bell is a futex of Linux. Where there is none, threads sleep for as long, and nobody
-wakes them.
+The threads of a process share one bell, no fence stands between [4] and its look at the word, and a rank may ring too early.
+So a ring may be lost, and correctness rests on the limit of [3]. The bell is a futex of Linux. Without one, nobody is woken.
 
-In a virtual machine Linux takes a core that sleeps for one that is taken away, and starts the woken thread on the core of the
-one that rings, which goes on to wait inside MPI. Both then shared a core for 3 ms, and the other was idle. So who rings gives
-the core away once, and who is woken on it moves to another one.
+In a virtual machine, Linux may start the woken thread on the core of the ringing rank, although another core is idle. Both
+threads then shared a core for 3 ms. So a rank that rings yields its core once, and a woken thread leaves that core.
 """
 
 from __future__ import annotations
