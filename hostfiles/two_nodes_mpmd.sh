@@ -3,7 +3,7 @@
 #
 #     bash hostfiles/two_nodes_mpmd.sh
 #
-# `:` stands between the programs; each says how many ranks of it to start, and where. Ranks are counted on through the
-# programs in this order, so all of them are in one world of 5. Options for the whole job stand before the first program.
+# `:` stands between the programs; each says how many ranks of it to start. Ranks are counted on through the programs in this
+# order, so all of them are in one world of 5, and fill the hosts in order. All other options stand before the first program.
 
-python -m mpicoll.run -n 1 --host node01 server.py : -n 4 --host node02 worker.py --batch-size 32
+python -m mpicoll.run --host node01:1,node02:4 -n 1 server.py : -n 4 worker.py --batch-size 32

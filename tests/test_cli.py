@@ -57,7 +57,7 @@ def test_settings(capsys: pytest.CaptureFixture[str]) -> None:
         (["all_reduce", "--sizes", "8"], [], ["all_reduce", "--sizes", "8"]),
         (["--quick"], [], ["--quick"]),
         (["-n", "3", "--bind-to=core", "latency", "-n", "4"], ["-n", "3", "--bind-to=core"], ["latency", "-n", "4"]),
-        (["--mca", "btl", "tcp,self", "--quiet", "--quick"], ["--mca", "btl", "tcp,self", "--quiet"], ["--quick"]),
+        (["--mpi", "mpich", "--quiet", "--quick"], ["--mpi", "mpich", "--quiet"], ["--quick"]),
     ],
 )
 def test_options_for_the_ranks_come_before_the_benchmark(words: list[str], launcher: list[str], bench: list[str]) -> None:

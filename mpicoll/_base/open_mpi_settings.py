@@ -6,8 +6,8 @@
     OMPI_MCA_btl=^ofi, OMPI_MCA_osc=^ucx      Open MPI 5, all ranks on one      starts in 0.3 s, not 1.3, and without warnings;
                                               host                              several hosts may need both
 
-They take effect if they are in the environment when MPI starts. Whoever comes first sets them: `mpicoll.run` for its jobs,
-``import torch`` in a rank of another launcher, or mpicoll before it starts MPI.
+They take effect if they are in the environment when MPI starts. What comes first in a rank sets them: its start by
+`mpicoll.run`, ``import torch``, or mpicoll before it starts MPI.
 """
 
 from __future__ import annotations

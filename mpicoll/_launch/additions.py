@@ -2,17 +2,16 @@
 
     Open MPI, uid 0                  OMPI_ALLOW_RUN_AS_ROOT, ..._CONFIRM   it refuses root, e.g. in a container
     Open MPI                         binding policy none                   Note [Why no binding]
-    Open MPI, more ranks than cores, oversubscribe, yield_when_idle        it refuses, and waiting ranks would block others
+    Open MPI, more ranks than cores, oversubscribe                         it refuses
         or --oversubscribe
     Open MPI, more ranks than slots  oversubscribe                         it refuses, e.g. PBS jobs without mpiprocs
-    Open MPI                         settings of the ranks                 mpicoll._base.open_mpi_settings
     Open MPI 5, several hosts        oob_tcp_keepalive_*                   notices a host that is gone after 11 s, not never
     MPICH in a Slurm allocation      SLURM_MPI_TYPE=none, always           Hydra's srun must not start PMI; sites set pmix
     in a task of srun                SLURM_OVERLAP=1                       an srun of mpiexec would wait for that task's CPUs
     all                              MASTER_ADDR, MASTER_PORT              the first host, and a port that is free here
 
-More ranks than cores: by the allocation, or by this host if all ranks are here. Of other hosts nothing is known; their ranks
-choose yield_when_idle when they start, and every rank chooses OMP_NUM_THREADS (`mpicoll._base.binding`).
+More ranks than cores: by the allocation, or by this host if all ranks are here. Of other hosts nothing is known. What a rank
+itself reads, it sets when it starts, under any launcher: `mpicoll._base.open_mpi_settings`, `mpicoll._base.binding`.
 
 # Note [Why no binding]
 Open MPI binds each rank to one core if a job has one or two ranks. The threads of torch and the communication thread of mpicoll
@@ -22,8 +21,6 @@ environment, stays.
 
 from __future__ import annotations
 
-from mpicoll._base import open_mpi_settings
-from mpicoll._base.binding import YIELD_SETTING
 from mpicoll._base.slurm import allocated_cpus
 from mpicoll._launch.job import Job, Site, Where
 from mpicoll._launch.linux import KEEPALIVE
@@ -41,9 +38,7 @@ def additions(job: Job) -> dict[str, str]:
     """The variables to add."""
     where, mpi, site, wanted = job.where, job.mpi, job.site, dict[str, str]()
     if mpi.family == "openmpi":
-        wanted |= _for_mpirun(job) | open_mpi_settings.ALWAYS
-        if mpi.vendor == "Open MPI":
-            wanted |= open_mpi_settings.of_version(mpi.version, one_host=not where.several_hosts)
+        wanted |= _for_mpirun(job)
     elif "SLURM_JOB_ID" in site.environ:
         wanted["SLURM_MPI_TYPE"] = "none"
     wanted["MASTER_ADDR"] = where.first_host
@@ -58,7 +53,7 @@ def additions(job: Job) -> dict[str, str]:
 
 
 def _for_mpirun(job: Job) -> dict[str, str]:
-    """The settings for the mpiexec of Open MPI itself, and those of ranks without cores of their own."""
+    """The settings for the mpiexec of Open MPI itself."""
     where, mpi, site, request, wanted = job.where, job.mpi, job.site, job.request, dict[str, str]()
     prrte = mpi.vendor == "Open MPI" and mpi.version[:1] >= (5,)  # from 5 on PRRTE starts the ranks; it has settings of its own
     if site.uid == 0:
@@ -72,10 +67,8 @@ def _for_mpirun(job: Job) -> dict[str, str]:
             wanted["PRTE_MCA_rmaps_default_mapping_policy"] = "slot:oversubscribe"
         else:
             wanted["OMPI_MCA_rmaps_base_oversubscribe"] = "1"
-    if crowded:
-        wanted[YIELD_SETTING] = "1"
     binding = request.bind_to is not None or request.map_by is not None or any(map(site.decided, BINDING_SETTINGS))
-    if not binding and not any(word.startswith(BINDING_OPTIONS) for word in request.extra_words()):
+    if not binding and not any(word.startswith(BINDING_OPTIONS) for word in request.mpiexec_args):
         wanted[BINDING_SETTINGS[0] if prrte else BINDING_SETTINGS[1]] = "none"
     if prrte and where.several_hosts:
         wanted |= {f"PRTE_MCA_oob_tcp_keepalive_{name}": str(number) for name, number in KEEPALIVE.items()}

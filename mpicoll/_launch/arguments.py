@@ -2,12 +2,12 @@
 
 Its options, and those that users of torchrun and mpirun type:
 
-    own and translated    -n, --nproc-per-node, --nnodes, --host, --hostfile, --bind-to, --map-by, --tag-output, --log-dir, ...
+    own                   -n, --nproc-per-node, --nnodes, --host, --hostfile, --bind-to, --map-by, --tag-output, --log-dir, ...
     accepted, no effect   `ACCEPTED`: MPI or mpicoll.run does this by itself, such as --rdzv-backend
     refused with advice   `REPLACED`: the option has another name here
     unknown               the error names the nearest known option, and --mpiexec-args
 
-As in torchrun, long options may have underscores. As in mpiexec, some may have one dash."""
+As in torchrun, long options may have underscores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,13 +44,13 @@ EPILOG = """examples:
   python -m mpicoll.run --host node1:2,node2:2 train.py
   python -m mpicoll.run --hostfile hosts.txt --nproc-per-node 8 -m mypackage.train
   python -m mpicoll.run -n 4 --bind-to core --log-dir logs train.py
-  python -m mpicoll.run -n 1 --host node1 server.py : -n 2 --host node2 worker.py
+  python -m mpicoll.run --host node1:1,node2:2 -n 1 server.py : -n 2 worker.py
 
 exit status: that of the rank that failed first (128 + N: killed by signal N), also where mpiexec returns 0; the last line on
 standard error names that rank and the cause. 2: nothing was started"""
 
 MEETING = "MPI brings the ranks together"
-# Options of torchrun and mpirun that have no effect: number of words that follow, and the reason.
+# Options of torchrun that have no effect: number of words that follow, and the reason.
 ACCEPTED: dict[str, tuple[int, str]] = {
     "--standalone": (0, MEETING),
     "--rdzv-backend": (1, MEETING),
@@ -62,26 +62,23 @@ ACCEPTED: dict[str, tuple[int, str]] = {
     "--start-method": (1, "mpiexec starts the ranks"),
     "--role": (1, "ranks have no roles"),
     "--event-log-handler": (1, "no events are recorded"),
-    "--allow-run-as-root": (0, "root may start jobs"),
 }
-ONE_DASH = ("--allow-run-as-root",)  # Open MPI takes -allow-run-as-root, too
 LOG_DIR = "use --log-dir DIR, which writes one file for each rank"
 REPLACED = {
-    **dict.fromkeys(
-        ("-r", "--redirects", "-t", "--tee", "--local-ranks-filter", "--output-filename", "-outfile-pattern"), LOG_DIR
-    ),
+    **dict.fromkeys(("-r", "--redirects", "-t", "--tee", "--local-ranks-filter"), LOG_DIR),
+    **dict.fromkeys(("-ppn", "--ppn", "-perhost", "--npernode", "-npernode"), "use -N K"),
+    **dict.fromkeys(("-f", "--machinefile", "-machinefile"), "use --hostfile FILE"),
+    "-genv": "use -x NAME=VALUE",
     "--numa-binding": "use --bind-to numa (or socket, core)",
     "--run-path": "give the path of the script itself",
     "--virtual-local-rank": "every rank sees all GPUs: call torch.cuda.set_device(int(os.environ['LOCAL_RANK']))",
-    "-genvall": "every variable reaches the ranks of this host; -x NAME hands one on to other hosts",
 }
 LONGEST_GRACE_S = 86400
 PROGRAM_OPTIONS = ("-m", "--module", "-c", "--no-python", "-h", "--help", "--version")
 # What may stand before each program, named as in argparse's namespace; all else holds for the whole job.
-OF_EACH_PROGRAM = ("module", "code", "no_python", "program", "ranks", "per_node", "host", "accepted", "node_rank")
+OF_EACH_PROGRAM = ("module", "code", "no_python", "program", "ranks")
 PYTHON = re.compile(r"python(3(\.\d+)?)?")
 PYTHON_FLAGS = re.compile(r"-[bBdEIOPqRsSuvx]+")  # options of the interpreter that take no value
-RANKS_PER_NODE = re.compile(r"ppr:(\d+):node")
 
 
 class Parser(argparse.ArgumentParser):
@@ -133,12 +130,8 @@ def seconds(text: str) -> float:
     return number
 
 
-def _add(group: Any, *names: str, hidden: Sequence[str] = (), **settings: Any) -> None:
-    """Adds an option. Its spellings in ``hidden`` work too, but are not in --help."""
-    shown = group.add_argument(*names, help=HELP[names[0]], **settings)
-    if hidden:
-        settings.update(dest=shown.dest, help=argparse.SUPPRESS, default=argparse.SUPPRESS)
-        group.add_argument(*hidden, **settings)
+def _add(group: Any, *names: str, **settings: Any) -> None:
+    group.add_argument(*names, help=HELP[names[0]], **settings)
 
 
 def make_parser(prog: str) -> Parser:
@@ -146,7 +139,7 @@ def make_parser(prog: str) -> Parser:
         prog=prog,
         description="Starts a Python program on N ranks. It uses the mpiexec that belongs to the MPI that mpi4py loads.",
         usage="%(prog)s [options] script.py args...\n       %(prog)s [options] -m package.module args...\n"
-        "       %(prog)s [options] PROGRAM : [options] PROGRAM",
+        "       %(prog)s [options] -n N PROGRAM : -n N PROGRAM",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -169,7 +162,7 @@ HELP = {
     "--hostfile": "file with one host per line: `node1 slots=2` or `node1:2`, for either MPI",
     "-H": "hosts, with or without a number of slots: node1,node2 or node1:2,node2:2",
     "--bind-to": "bind each rank to a core, numa, ...: the words of this mpiexec; default: no binding",
-    "--map-by": "place successive ranks on successive units, in the words of this mpiexec; ppr:K:node is --nproc-per-node K",
+    "--map-by": "place successive ranks on successive units, in the words of this mpiexec",
     "--oversubscribe": "let MPI_Comm_spawn start more processes than there are cores (Open MPI)",
     "--tag-output": "begin each line of output with the rank that wrote it",
     "--log-dir": "write the output of rank R to DIR/rank-R.log on the host of that rank, and nothing to the terminal",
@@ -180,9 +173,7 @@ HELP = {
     "--dry-run": "print the command and do not run it",
     "--mpi": "the MPI to use; PATH: its folder, its libmpi or its mpiexec",
     "--mpiexec-args": "options for mpiexec, as one string: '--mca btl_tcp_if_include eth0'",
-    "--mca": "a setting of Open MPI",
     "-x": "pass this environment variable to every host",
-    "-genv": "the same as -x NAME=VALUE",
     "--fault-tolerant": "the job goes on when a rank dies, and the others get mpicoll.PeerLost; needs Open MPI 5",
     "--backend": "backend of init_process_group where the program names none; default: that of torch",
     "--master-addr": "MASTER_ADDR of the ranks; default: the first host",
@@ -198,24 +189,22 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     _add(group, "program", nargs=argparse.REMAINDER, metavar="script.py args...")
 
     group = parser.add_argument_group("how many ranks, and where")
-    _add(group, "-n", "-np", "--np", "--nproc", type=whole("a number of ranks; use 1 or more"), metavar="N", dest="ranks")
-    per_node = ("--ppn", "-perhost", "--npernode", "-npernode")
-    units = "K|gpu|cpu|auto"
-    _add(group, "-N", "-ppn", "--nproc-per-node", hidden=per_node, type=count_or_device, metavar=units, dest="per_node")
+    _add(group, "-n", "-np", "--nproc", type=whole("a number of ranks; use 1 or more"), metavar="N", dest="ranks")
+    _add(group, "-N", "--nproc-per-node", type=count_or_device, metavar="K|gpu|cpu|auto", dest="per_node")
     _add(group, "--nnodes", type=nodes, metavar="N", dest="nodes")
     hosts = group.add_mutually_exclusive_group()
-    _add(hosts, "--hostfile", "-f", hidden=("--machinefile", "-machinefile", "-hostfile"), metavar="FILE")
-    _add(hosts, "-H", "--host", hidden=("--hosts", "-host", "-hosts"), metavar="A,B", dest="host")
-    _add(group, "--bind-to", hidden=("-bind-to",), metavar="UNIT")
-    _add(group, "--map-by", hidden=("-map-by",), metavar="UNIT")
-    _add(group, "--oversubscribe", hidden=("-oversubscribe",), action="store_true")
+    _add(hosts, "--hostfile", metavar="FILE")
+    _add(hosts, "-H", "--host", metavar="A,B")
+    _add(group, "--bind-to", metavar="UNIT")
+    _add(group, "--map-by", metavar="UNIT")
+    _add(group, "--oversubscribe", action="store_true")
 
     group = parser.add_argument_group("the end of the job")
     _add(group, "--grace", type=seconds, default=STOP_S, metavar="SECONDS", dest="grace_s")
     _add(group, "--max-restarts", type=whole("a number of restarts; use 0 or more", least=0), metavar="N")
 
     group = parser.add_argument_group("output")
-    _add(group, "--tag-output", hidden=("-tag-output", "-prepend-rank", "-l"), action="store_true")
+    _add(group, "--tag-output", action="store_true")
     _add(group, "--log-dir", metavar="DIR")
     _add(group, "--quiet", action="store_true")
     _add(group, "--verbose", action="store_true")
@@ -224,9 +213,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("MPI and environment")
     _add(group, "--mpi", metavar="openmpi|mpich|PATH")
     _add(group, "--mpiexec-args", default="", metavar="OPTIONS")
-    _add(group, "--mca", hidden=("-mca",), nargs=2, action="append", default=[], metavar=("KEY", "VALUE"))
     _add(group, "-x", action="append", default=[], metavar="NAME[=VALUE]", dest="export")
-    _add(group, "-genv", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"))
     _add(group, "--fault-tolerant", action="store_true")
     _add(group, "--backend", choices=config.choices("MPICOLL_BACKEND"))
     _add(group, "--master-addr", metavar="HOST")
@@ -237,22 +224,18 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def _add_accepted(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(accepted=[])
     for name, (length, _) in ACCEPTED.items():
-        names = [name, *([name[1:]] if name in ONE_DASH else [])]
         noted: dict[str, Any] = {"action": "append_const", "const": name}
         if length:
             noted = {"action": "append", "type": lambda _, name=name: name}
-        parser.add_argument(*names, dest="accepted", default=argparse.SUPPRESS, help=argparse.SUPPRESS, **noted)
+        parser.add_argument(name, dest="accepted", default=argparse.SUPPRESS, help=argparse.SUPPRESS, **noted)
     parser.add_argument("--node-rank", type=first_node, help=argparse.SUPPRESS)
 
 
 @functools.cache
 def lengths() -> dict[str, int]:
     """Number of words of each option, itself included. `PROGRAM_OPTIONS` are left out."""
-    words = {}
-    for action in make_parser("mpicoll run")._actions:
-        following = 1 if action.nargs is None else action.nargs if isinstance(action.nargs, int) else 0
-        words.update({name: 1 + following for name in action.option_strings if name not in PROGRAM_OPTIONS})
-    return words
+    actions = make_parser("mpicoll run")._option_string_actions
+    return {name: 2 if action.nargs is None else 1 for name, action in actions.items() if name not in PROGRAM_OPTIONS}
 
 
 def option_length(word: str) -> int:
@@ -261,9 +244,7 @@ def option_length(word: str) -> int:
     if word in lengths():
         return lengths()[word]
     name, equals, _ = word.partition("=")
-    attached = not word.startswith("--") and len(word) > 2 and lengths().get(word[:2]) == 2
-    if attached and word[1] in "nN" and not word[2:].isdigit():  # -nolocal is not -n
-        return 0
+    attached = lengths().get(word[:2]) == 2 and (word[1] not in "nN" or word[2:].isdigit())  # -nolocal is not -n
     return 1 if (equals and lengths().get(name) == 2) or attached else 0
 
 
@@ -276,8 +257,8 @@ def _dashed(word: str) -> str:
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """The options, with dashes in their names, and the program with its own arguments.
 
-    argparse must not see the program: it would parse the options of the program too, and take the ``-p`` of ``-m pytest -p ...``
-    for an abbreviation of ``-ppn``. It must not see an unknown option either; then the second part begins with that option.
+    argparse must see neither the program, whose options it would take for its own, nor an unknown option: then the second part
+    begins with that option.
     """
     options, start = list[str](), 0
     while start < len(words) and words[start].startswith("-") and words[start] not in ("-", "--"):
@@ -291,8 +272,7 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def sets_ranks(words: Sequence[str]) -> bool:
-    counting = ("-n", "-N", "-ppn", "-perhost", "-H", "-f", "-host", "-machinefile", "ppr:")
-    return any(word.startswith((*counting, *(f"-{name}" for name in counting))) for word in words)
+    return any(word.startswith(("-n", "-N", "--nproc", "-H", "--host")) for word in words)
 
 
 def unknown(option: str) -> str:
@@ -300,7 +280,7 @@ def unknown(option: str) -> str:
     dashed, known = _dashed(name), (*lengths(), *PROGRAM_OPTIONS)
     if dashed in REPLACED:
         return f"{option} is not an option of mpicoll.run: {REPLACED[dashed]}"
-    near = difflib.get_close_matches(dashed, known, n=1) or difflib.get_close_matches("-" + dashed, known, n=1)
+    near = difflib.get_close_matches("--" + dashed.lstrip("-"), known, n=1, cutoff=0.75)
     guess = f"; did you mean {near[0]}?" if near else "."
     return (
         f"{option} is not an option of mpicoll.run{guess} An option of mpiexec goes into --mpiexec-args '{name} ...',"
@@ -322,14 +302,11 @@ def parse(argv: Sequence[str], prog: str = PROG) -> tuple[Request, list[Program]
     parser = make_parser(prog)
     if any(not part for part in parts[1:]):
         parser.error("a program is missing beside a `:`")
-    read = [_read(parser, part) for part in parts]
-    _check_later(parser, read[1:])
-    first = read[0]
+    first, *later = read = [_read(parser, part) for part in parts]
+    _check_later(parser, later)
     notes: list[str] = []
-    programs = [_program(parser, part, notes) for part in read]
-    if first.hostfile is not None:
-        programs[0] = replace(programs[0], hosts=hostfile.read(first.hostfile))
-    return _request(first, notes), programs
+    request = _request(first, notes)
+    return request, [_program(parser, part, request, first.log_dir, len(parts)) for part in read]
 
 
 def _read(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
@@ -338,9 +315,6 @@ def _read(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
         parser.error(unknown(program[0]))
     read = parser.parse_args(options)
     read.program = program
-    placed = RANKS_PER_NODE.fullmatch(read.map_by or "")
-    if placed is not None and read.per_node is None and int(placed[1]) > 0:
-        read.per_node, read.map_by = int(placed[1]), None
     return read
 
 
@@ -353,23 +327,19 @@ def _check_later(parser: argparse.ArgumentParser, later: Iterable[argparse.Names
                 parser.error(f"{action.option_strings[0]} holds for the whole job: give it before the first program")
 
 
-def _request(read: argparse.Namespace, notes: Sequence[str]) -> Request:
-    exported = [*read.export, *(f"{name}={value}" for name, value in read.genv)]
+def _request(read: argparse.Namespace, notes: list[str]) -> Request:
     variables = {"MASTER_ADDR": read.master_addr, "MASTER_PORT": read.master_port, "MPICOLL_BACKEND": read.backend}
-    exported += [f"{name}={value}" for name, value in variables.items() if value]
-    said = [*notes, *_accepted(read.accepted)]
+    notes += _accepted(read.accepted)
     if read.log_dir is not None:
         tag = "; --tag-output marks lines on the terminal only" if read.tag_output else ""
         read.tag_output, read.log_dir = False, os.path.abspath(read.log_dir)
-        said.append(f"the output of rank R goes to {read.log_dir}/rank-R.log{tag}")
+        notes.append(f"the output of rank R goes to {read.log_dir}/rank-R.log{tag}")
+    read.hosts = hostfile.parse_list(read.host) if read.host else None if read.hostfile is None else hostfile.read(read.hostfile)
+    read.per_node = _per_node(read.per_node, notes)
     typed = {field.name: getattr(read, field.name) for field in fields(Request) if hasattr(read, field.name)}
-    return replace(
-        Request(**typed),
-        mpiexec_args=tuple(shlex.split(read.mpiexec_args)),
-        exported=tuple(exported),
-        mca=tuple((key, value) for key, value in read.mca),
-        notes=tuple(said),
-    )
+    typed["exported"] = (*read.export, *(f"{name}={value}" for name, value in variables.items() if value))
+    typed["mpiexec_args"] = tuple(shlex.split(read.mpiexec_args))
+    return Request(**typed, notes=tuple(notes))
 
 
 def _accepted(options: Iterable[str]) -> list[str]:
@@ -383,28 +353,31 @@ def _accepted(options: Iterable[str]) -> list[str]:
 # --- the programs -----------------------------------------------------------------------------------------------------
 
 
-def _program(parser: argparse.ArgumentParser, read: argparse.Namespace, notes: list[str]) -> Program:
+def _program(
+    parser: argparse.ArgumentParser, read: argparse.Namespace, request: Request, log_dir: str | None, programs: int
+) -> Program:
+    """The program, run by `mpicoll._launch.rank`: no mpiexec says how each rank ended, or writes one plain file for each rank."""
     words, flags = list(read.program), tuple[str, ...]()
     if words[:1] == ["--"]:
         words = words[1:]
     if not words:
         missing = "-m needs the name of a module" if read.module else "-c needs the text of a program"
         parser.error(missing if read.module or read.code else "no program: give script.py, or -m module")
-    hosts = hostfile.parse_list(read.host) if read.host else None
     if words[0].startswith("-"):
         parser.error(f"{words[0]} is no option of mpicoll.run and no script")
+    if programs > 1 and read.ranks is None:
+        parser.error(f"{' '.join(words)}: say how many ranks of it to start, with -n N before it")
     kind = "-m" if read.module else "-c" if read.code else ""
     if not kind and not read.no_python and PYTHON.fullmatch(Path(words[0]).name):
         flags, kind, words = drop_python(words)
     if kind == "-c" and words[0].isdigit():  # the number of ranks in some versions of mpirun
         parser.error(f"-c {words[0]}: -c takes the text of a program; use -n {words[0]} for a number of ranks")
-    elsewhere = kind == "-m" and any("PYTHONPATH" in item for item in [*read.export, *(name for name, _ in read.genv)])
-    if hosts is None and read.hostfile is None and not elsewhere:
+    if request.hosts is None and not (kind == "-m" and any("PYTHONPATH" in item for item in read.export)):
         _check_exists(words[0], read.no_python, kind)
-    if kind:
-        words = [kind, *words]
-    interpreter = None if read.no_python else python()
-    return Program(tuple(words), read.ranks, hosts, _per_node(read.per_node, notes), interpreter, flags)
+    to_file = [] if log_dir is None else ["--log-dir", log_dir]
+    how = ["--exec"] if read.no_python else [kind] if kind else []
+    # -u, as in torchrun: output does not stay in a buffer, where it is lost if the job is killed
+    return Program((python(), "-u", *flags, "-m", "mpicoll._launch.rank", *to_file, *how, *words), read.ranks)
 
 
 def drop_python(words: Sequence[str]) -> tuple[tuple[str, ...], str, list[str]]:

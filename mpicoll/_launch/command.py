@@ -15,6 +15,7 @@ beforehand. Therefore each rank redirects its own output before the program star
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from mpicoll._base.errors import LaunchError
@@ -40,7 +41,7 @@ def command(job: Job, added: Mapping[str, str], names: Sequence[str]) -> tuple[s
             " can go on (--mpi openmpi). With every MPI, programs can save checkpoints and start again"
         )
     words = _openmpi_words(job, names) if job.mpiexec.family == "openmpi" else _hydra_words(job, added, names)
-    return (job.mpiexec.path, *job.request.extra_words(), *words)
+    return (job.mpiexec.path, *job.request.mpiexec_args, *words)
 
 
 # --- mpiexec ----------------------------------------------------------------------------------------------------------
@@ -52,17 +53,19 @@ def _openmpi_words(job: Job, names: Sequence[str]) -> list[str]:
     if request.tag_output:
         words += ["--output", "tag"] if prrte else ["--tag-output"]
     words += ["--with-ft", "ulfm"] if request.fault_tolerant else []
-    for i, ((program, ranks), placement) in enumerate(zip(job.counted, job.placements, strict=True)):
-        words += [*([":"] if i else []), "-n", str(ranks)]
-        if placement is not None:
-            words += ["--host", _spelled(placement)]
-        elif program.per_node is not None and job.where.several_hosts:
+    begin = 0
+    for program, ranks in zip(job.programs, job.counts, strict=True):
+        words += [*([":"] if begin else []), "-n", str(ranks)]
+        if job.places is not None:
+            words += ["--host", _spelled(job.places[begin : begin + ranks])]
+        elif request.per_node is not None and job.where.several_hosts:
             if request.map_by is not None:
                 raise LaunchError(f"--map-by {request.map_by} and --nproc-per-node both place the ranks; give one of them")
-            words += ["--map-by", f"ppr:{program.per_node}:node"]
+            words += ["--map-by", f"ppr:{request.per_node}:node"]
         for name in names:
             words += ["-x", name]
-        words += program.words(request)
+        words += program.command
+        begin += ranks
     return words
 
 
@@ -74,36 +77,18 @@ def _binding(request: Request, dashes: str) -> list[str]:
 
 def _hydra_words(job: Job, added: Mapping[str, str], names: Sequence[str]) -> list[str]:
     words = _binding(job.request, "-") + (["-prepend-rank"] if job.request.tag_output else [])
-    placed = [item for placement in job.placements for item in placement or ()]
-    per_node = job.counted[0][0].per_node
-    if placed:
-        words += ["-hosts", _spelled(_adjacent(placed))]
-    elif per_node is not None and job.where.several_hosts:
-        words += ["-ppn", str(per_node)]
+    if job.places is not None:
+        words += ["-hosts", _spelled(job.places)]
+    elif job.request.per_node is not None and job.where.several_hosts:
+        words += ["-ppn", str(job.request.per_node)]
     if job.where.several_hosts:
         # Hydra passes on its environment by default. These variables must arrive whatever the default of the site is.
         for name in sorted(set(names) & set(added)):
             words += ["-genv", name, added[name]]
-    for i, (program, ranks) in enumerate(job.counted):
-        words += [*([":"] if i else []), "-n", str(ranks), *program.words(job.request)]
+    for i, (program, ranks) in enumerate(zip(job.programs, job.counts, strict=True)):
+        words += [*([":"] if i else []), "-n", str(ranks), *program.command]
     return words
 
 
-def _spelled(placement: Sequence[tuple[str, int]]) -> str:
-    return ",".join(f"{host}:{count}" for host, count in placement)
-
-
-def _adjacent(placed: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
-    """The hosts in rank order, each once. Raises LaunchError if ranks return to a host, which Hydra cannot express."""
-    hosts: list[tuple[str, int]] = []
-    for host, count in placed:
-        if hosts and hosts[-1][0] == host:
-            hosts[-1] = (host, hosts[-1][1] + count)
-        elif any(host == other for other, _ in hosts):
-            raise LaunchError(
-                f"MPICH's mpiexec cannot return to host {host} after another host; put the programs that run on {host}"
-                " next to each other"
-            )
-        else:
-            hosts.append((host, count))
-    return hosts
+def _spelled(places: Sequence[str]) -> str:
+    return ",".join(f"{host}:{count}" for host, count in Counter(places).items())

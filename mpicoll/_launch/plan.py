@@ -1,6 +1,6 @@
 """Turns the request of the user into the command of mpiexec. Pure: all facts about the machine are in a `Site`.
 
-    programs, hosts, options  ->  placements, ranks of each program on each host  ->  Plan: command, environment, notes
+    programs, hosts, options  ->  the host of each rank  ->  Plan: command, environment, notes
 
 What is added to the environment: `mpicoll._launch.additions`.
 
@@ -17,16 +17,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
 from mpicoll._base.errors import LaunchError
 from mpicoll._base.launcher import SUPERVISOR
 from mpicoll._launch.additions import additions
 from mpicoll._launch.command import command
-from mpicoll._launch.find.allocation import Allocation
 from mpicoll._launch.find.hostfile import Host
 from mpicoll._launch.find.installations import Mpi, Mpiexec
-from mpicoll._launch.job import LOCAL, NOTHING_ASKED, Job, Placement, Plan, Program, Request, Site, Where
+from mpicoll._launch.job import LOCAL, NOTHING_ASKED, Job, Plan, Program, Request, Site, Where
 
 # Variables that other hosts get. mpirun of Open MPI passes on OMPI_* by itself, Hydra everything.
 FORWARDED = re.compile(
@@ -42,94 +40,54 @@ def plan(programs: Sequence[Program], mpi: Mpi, mpiexec: Mpiexec, site: Site, re
         LaunchError: The numbers contradict each other; the message names the remedy.
     """
     notes: list[str] = []
-    programs = _on_allocation(_on_first_nodes(programs, site, request.nodes), site)
-    hosts = _common_hosts(programs)
-    counted = [(program, _count(program, site, len(programs), notes)) for program in programs]
-    total, before, placements = sum(ranks for _, ranks in counted), 0, []
-    for program, ranks in counted:
-        placements.append(_place(program, ranks, hosts, before, total))
-        before += ranks
-    per_node = programs[0].per_node if len(programs) == 1 else None
-    where = _where(placements, total, site, per_node)
-    job = Job(mpi, mpiexec, site, request, counted, placements, where)
+    hosts = _hosts(programs, site, request)
+    counts = [_count(hosts, site, request, notes) if program.ranks is None else program.ranks for program in programs]
+    places = None if hosts is None else _places(hosts, sum(counts), request.per_node)
+    where = _where(places, sum(counts), site, request.per_node)
+    job = Job(mpi, mpiexec, site, request, programs, counts, places, where)
     added = {**mpi.environ, **mpiexec.environ, **additions(job)}
-    forwarded = filter(FORWARDED.fullmatch, (*site.environ, *added)) if where.several_hosts else ()
-    supervisor = (SUPERVISOR,) if where.several_hosts and request.supervised else ()
+    forwarded = (*filter(FORWARDED.fullmatch, (*site.environ, *added)), SUPERVISOR) if where.several_hosts else ()
     exported = (item.partition("=")[0] for item in request.exported)
-    words = command(job, added, sorted({*forwarded, *exported, *supervisor}))
-    return Plan(words, added, mpiexec.family, tuple(notes), tuple(placements), where.other_hosts)
+    words = command(job, added, sorted({*forwarded, *exported}))
+    return Plan(words, added, mpiexec.family, tuple(notes), where.other_hosts)
 
 
 # --- how many ranks, and where ----------------------------------------------------------------------------------------
 
 
-def _on_first_nodes(programs: Sequence[Program], site: Site, nodes: int | None) -> Sequence[Program]:
-    """The programs, on the first ``nodes`` hosts of the user's list, or nodes of the scheduler's job; None: all."""
-    if nodes is None:
-        return programs
-    if len(programs) > 1:
-        raise LaunchError("--nnodes: several programs with `:` between them are placed by --host or --hostfile")
-    listed = programs[0].hosts is not None
-    known = (programs[0].hosts or ()) if listed else _hosts_of(site.allocation)
-    if not known and nodes > 1:
+def _hosts(programs: Sequence[Program], site: Site, request: Request) -> tuple[Host, ...] | None:
+    """The hosts that mpiexec is told; None: all ranks are here, or it knows them. Note [Who reads the allocation]."""
+    allocated = () if site.allocation is None else tuple(Host(*node) for node in site.allocation.nodes)
+    known, nodes = request.hosts or allocated, request.nodes
+    if nodes is not None and not known and nodes > 1:
         raise LaunchError(
             f"--nnodes {nodes}: nothing says which nodes; name them with --host node1,node2 or --hostfile FILE, or start inside a"
             " job of a scheduler. mpicoll.run is started once, on one of them"
         )
-    if known and nodes > len(known):
-        source = "the host list" if listed else site.allocation
+    if nodes is not None and known and nodes > len(known):
+        source = site.allocation if request.hosts is None else "the host list"
         raise LaunchError(f"--nnodes {nodes}: {source} has {len(known)}: {','.join(host.name for host in known)}")
-    if not listed and nodes >= len(known):  # the whole allocation, or all ranks are here
-        return programs
-    return [replace(programs[0], hosts=known[:nodes])]
+    if request.hosts is not None or (nodes is not None and nodes < len(known)):
+        return known[:nodes]
+    if not known or site.reads_allocation or (len(known) == 1 and site.is_here(known[0].name.partition(".")[0])):
+        return None
+    if sum(program.ranks or 0 for program in programs) > sum(host.slots or 0 for host in known):
+        return tuple(Host(host.name, None) for host in known)  # as under mpiexec of a site: slots are a default, not a limit
+    return known
 
 
-def _hosts_of(allocation: Allocation | None) -> tuple[Host, ...]:
-    return tuple(Host(*node) for node in allocation.nodes) if allocation is not None else ()
-
-
-def _on_allocation(programs: Sequence[Program], site: Site) -> Sequence[Program]:
-    """The programs, on the nodes of the scheduler's job if the user has named no hosts. Note [Who reads the allocation]."""
-    if site.reads_allocation or any(program.hosts is not None for program in programs):
-        return programs
-    hosts = _hosts_of(site.allocation)
-    if not hosts or (len(hosts) == 1 and site.is_here(hosts[0].name.partition(".")[0])):
-        return programs
-    asked = sum(program.ranks or 0 for program in programs)
-    if asked > sum(host.slots or 0 for host in hosts):  # as under mpiexec of a site: slots are a default, not a limit
-        hosts = tuple(Host(host.name, None) for host in hosts)
-    return [replace(programs[0], hosts=hosts), *programs[1:]]
-
-
-def _common_hosts(programs: Sequence[Program]) -> tuple[Host, ...] | None:
-    """The host list before the first program, which all programs share; None: there is none, or each program has its own."""
-    if all(program.hosts is None for program in programs[1:]):
-        return programs[0].hosts
-    if any(program.hosts is None for program in programs):
-        raise LaunchError(
-            "some of the programs have --host and some do not; give it to each of them, or one list before the first program"
-        )
-    return None
-
-
-def _count(program: Program, site: Site, programs: int, notes: list[str]) -> int:
-    """How many ranks run the program."""
-    hosts, allocation = program.hosts, site.allocation
-    if program.ranks is not None:
-        return program.ranks
-    if hosts is None and programs > 1:
-        raise LaunchError(
-            f"{' '.join(program.command)}: say how many ranks of it to start, with -n N; several programs with `:`"
-            " between them each need one"
-        )
-    if program.per_node is not None:
-        return program.per_node * (len(_hosts_of(allocation) if hosts is None else hosts) or 1)
+def _count(hosts: tuple[Host, ...] | None, site: Site, request: Request, notes: list[str]) -> int:
+    """How many ranks there are, where the user has not said it."""
+    allocation = site.allocation
+    if request.per_node is not None:
+        nodes: Sequence[object] = hosts or (() if allocation is None else allocation.nodes)
+        return request.per_node * (len(nodes) or 1)
     ranks = site.cores
     if hosts is not None:
         ranks = sum(host.slots or 1 for host in hosts)
     elif allocation is not None:
         ranks = allocation.tasks
-    if allocation is not None and hosts in (None, _hosts_of(allocation)):
+    if allocation is not None and request.hosts is None and (hosts is None or len(hosts) == len(allocation.nodes)):
         notes.append(f"{ranks} rank{'s' * (ranks > 1)}: the tasks of {allocation} (-n sets another number)")
     elif hosts is None:
         notes.append(f"{ranks} rank{'s' * (ranks > 1)}: one for each core that this process may use (-n sets another number)")
@@ -138,42 +96,21 @@ def _count(program: Program, site: Site, programs: int, notes: list[str]) -> int
     return ranks
 
 
-def _place(program: Program, ranks: int, common: tuple[Host, ...] | None, before: int, total: int) -> Placement | None:
-    """The ranks of the program on its hosts, filled in order; None: the scheduler decides, or all ranks run on this host.
-
-    Args:
-        common: The host list of all ``total`` ranks, of which earlier programs fill ``before`` places; None: the program has
-        its own.
-    """
-    hosts = program.hosts if common is None else common
-    if hosts is None:
-        return None
-    start, needed = (0, ranks) if common is None else (before, total)
-    slots = [_slots(host, program, needed, hosts) for host in hosts]
-    if sum(slots) < start + ranks:
+def _places(hosts: Sequence[Host], ranks: int, per_node: int | None) -> list[str]:
+    """The host of each rank: the hosts are filled in order."""
+    alike = math.ceil(ranks / len(hosts)) if all(host.slots is None for host in hosts) else 1
+    slots = [per_node or host.slots or alike for host in hosts]
+    if sum(slots) < ranks:
         listed = ",".join(f"{host.name}:{n}" for host, n in zip(hosts, slots, strict=True))
         raise LaunchError(
-            f"{needed} ranks were asked for, but the hosts {listed} have {sum(slots)} places; raise the numbers of"
-            " places, or lower -n"
+            f"{ranks} ranks were asked for, but the hosts {listed} have {sum(slots)} places; raise the numbers of places, or"
+            " lower -n"
         )
-    places = [host.name for host, offered in zip(hosts, slots, strict=True) for _ in range(offered)]
-    return tuple(Counter(places[start : start + ranks]).items())
+    return [host.name for host, offered in zip(hosts, slots, strict=True) for _ in range(offered)][:ranks]
 
 
-def _slots(host: Host, program: Program, needed: int, hosts: tuple[Host, ...]) -> int:
-    if program.per_node is not None:
-        return program.per_node
-    if host.slots is not None:
-        return host.slots
-    if all(other.slots is None for other in hosts):
-        return math.ceil(needed / len(hosts))
-    return 1
-
-
-def _where(placements: Sequence[Placement | None], ranks: int, site: Site, per_node: int | None) -> Where:
-    per_host: Counter[str] = Counter()
-    for placement in placements:
-        per_host.update(dict(placement or ()))
+def _where(places: Sequence[str] | None, ranks: int, site: Site, per_node: int | None) -> Where:
+    per_host = Counter(places or ())
     nodes = site.allocation.nodes if site.allocation is not None else ()
     if not per_host and len(nodes) > 1:
         spread = math.ceil(ranks / len(nodes)) if sum(n for _, n in nodes) < ranks else max(n for _, n in nodes)

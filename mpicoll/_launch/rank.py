@@ -25,7 +25,7 @@ import traceback
 from types import TracebackType
 from typing import NoReturn
 
-from mpicoll._base import binding, cpus, frames, last_words, launcher
+from mpicoll._base import binding, cpus, frames, last_words, launcher, open_mpi_settings
 from mpicoll._base.waits import LAST_WORDS_S
 from mpicoll._launch import monitor
 
@@ -35,6 +35,7 @@ TRIFLE_S = 0.1  # processor time of a child that has not started MPI: the CUDA w
 def main(words: list[str]) -> None:
     """Runs the program, and ends the process as ``python words...`` does. Ends the job too if MPI has not started."""
     choose_threads()
+    open_mpi_settings.provide()
     monitor.start()
     if words[0] == "--log-dir":
         _redirect(words[1])

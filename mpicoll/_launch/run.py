@@ -42,7 +42,6 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     try:
         request, programs = parse(sys.argv[1:] if argv is None else argv, prog)
         check_once(os.environ)
-        request = replace(request, supervised=True)
         environ = job_environ(request)
         job_plan = make_plan(programs, request, environ)
     except BrokenPipeError:  # from --help, with Python 3.11.2 for example; later ones drop it
@@ -124,7 +123,7 @@ def _failed_by_itself(outcome: supervisor.Outcome, family: str, request: Request
 
     On a busy machine that happens now and then: prterun ends with this status and says nothing.
     """
-    of_the_user = request.mpiexec_args or request.mca or request.bind_to or request.map_by
+    of_the_user = request.mpiexec_args or request.bind_to or request.map_by
     return family == "openmpi" and outcome.status == supervisor.NOT_STARTED and not outcome.begun and not of_the_user
 
 
@@ -132,11 +131,7 @@ def make_plan(programs: Sequence[Program], request: Request, environ: Mapping[st
     """The mpiexec command for ``programs``. Raises LaunchError or ValueError; the message names the remedy."""
     mpi = find_mpi(request.mpi, environ)
     mpiexec = find_mpiexec(mpi, environ, request.mpi)
-    if request.mca and mpiexec.family != "openmpi":
-        raise LaunchError(f"--mca {' '.join(request.mca[0])}: only Open MPI has these settings, and this is {mpi.vendor}")
-    site = this_site(environ)
-    site = replace(site, settings=site.settings | {f"OMPI_MCA_{key}" for key, _ in request.mca})
-    return plan(programs, mpi, mpiexec, site, request)
+    return plan(programs, mpi, mpiexec, this_site(environ), request)
 
 
 def job_environ(request: Request) -> dict[str, str]:

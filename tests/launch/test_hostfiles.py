@@ -49,12 +49,10 @@ def test_the_slurm_script_runs_on_its_allocation() -> None:
 def test_the_two_node_sample_is_one_world_of_five() -> None:
     text = (SAMPLES / "two_nodes_mpmd.sh").read_text()
     line = next(line for line in text.splitlines() if line.startswith("python -m mpicoll.run"))
-    _, programs = words(line)
-    openmpi = plan(programs, *OPENMPI, a_site())
-    assert openmpi.placements == ((("node01", 1),), (("node02", 4),))
-    joined = " ".join(openmpi.command)
+    request, programs = words(line)
+    joined = " ".join(plan(programs, *OPENMPI, a_site(), request).command)
     assert re.search(r"-n 1 --host node01:1 .*server\.py : -n 4 --host node02:4 .*worker\.py --batch-size 32$", joined)
-    mpich = " ".join(plan(programs, *MPICH, a_site()).command)
+    mpich = " ".join(plan(programs, *MPICH, a_site(), request).command)
     assert re.search(r"-hosts node01:1,node02:4 .*-n 1 .*server\.py : -n 4 .*worker\.py --batch-size 32$", mpich)
 
 

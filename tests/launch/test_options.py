@@ -11,7 +11,7 @@ import mpicoll
 from mpicoll._launch import arguments
 from mpicoll._launch.arguments import ACCEPTED, REPLACED, sets_ranks
 from mpicoll._launch.find.hostfile import Host
-from mpicoll._launch.job import Program, Request
+from mpicoll._launch.job import Request
 from mpicoll.errors import LaunchError
 
 
@@ -23,9 +23,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def parse(line: str) -> tuple[Request, Program]:
+RANK = (arguments.python(), "-u", "-m", "mpicoll._launch.rank")
+
+
+def parse(line: str) -> tuple[Request, tuple[str, ...]]:
+    """The options, and the program's words behind those by which a rank is started."""
     options, (program,) = arguments.parse(shlex.split(line))
-    return options, program
+    assert program.command[: len(RANK)] == RANK
+    return options, program.command[len(RANK) :]
 
 
 # --- a leading python ---
@@ -45,9 +50,8 @@ def parse(line: str) -> tuple[Request, Program]:
 def test_a_leading_python_is_dropped_and_its_options_are_kept(
     line: str, flags: tuple[str, ...], command: tuple[str, ...]
 ) -> None:
-    _, program = parse(f"-n 2 {line}")
-    assert (program.python, program.flags, program.command) == (arguments.python(), flags, command)
-    assert program.words(Request())[1:] == ("-u", *flags, *command)
+    _, (program,) = arguments.parse(shlex.split(f"-n 2 {line}"))
+    assert program.command == (*RANK[:2], *flags, *RANK[2:], *command)
 
 
 @pytest.mark.parametrize(
@@ -74,43 +78,38 @@ def test_the_program_has_its_arguments_whatever_they_are(words: str) -> None:
     for program_words in ("-m pytest", "t.py", "python t.py"):
         _, program = parse(f"-n 2 {program_words} {words}")
         expected = ("-m", "pytest") if program_words.startswith("-m") else ("t.py",)
-        assert program.command == (*expected, *shlex.split(words))
+        assert program == (*expected, *shlex.split(words))
 
 
 def test_no_python_keeps_python() -> None:
     _, program = parse("-n 2 --no-python python t.py")
-    assert program.command == ("python", "t.py")
-    assert program.python is None
+    assert program == ("--exec", "python", "t.py")
 
 
 def test_several_programs() -> None:
-    _, programs = arguments.parse(shlex.split("-n 1 t.py a : -n 2 --host b -m mod -n 3 -- t.py"))
-    assert [(p.command, p.ranks, p.hosts) for p in programs] == [
-        (("t.py", "a"), 1, None), (("-m", "mod", "-n", "3", "--", "t.py"), 2, (Host("b", None),))
+    request, programs = arguments.parse(shlex.split("--host b -n 1 t.py a : -n 2 -m mod -n 3 -- t.py"))
+    assert [(p.command[len(RANK) :], p.ranks) for p in programs] == [
+        (("t.py", "a"), 1), (("-m", "mod", "-n", "3", "--", "t.py"), 2)
     ]  # fmt: skip
+    assert request.hosts == (Host("b", None),)
 
 
 # --- ranks and hosts ---
 
 SPELLINGS = {
-    "-n 3 | -n3 | -np 3 | --np 3 | --np=3 | --nproc 3": {"ranks": 3},
-    "--nproc-per-node 2 | --nproc_per_node=2 | -N 2 | -ppn 2 | --ppn 2 | -perhost 2 | --npernode 2": {"per_node": 2},
-    "--map-by ppr:2:node": {"per_node": 2},
-    "-H a:2,b | -Ha:2,b | --host a:2,b | --hosts=a:2,b | -host a:2,b | -hosts a:2,b": {"hosts": (Host("a", 2), Host("b", None))},
-    "-f hosts | --hostfile hosts | -hostfile hosts | --machinefile hosts | -machinefile hosts": {
-        "hosts": (Host("a", 2), Host("b", 2))
-    },
+    "-n 3 | -n3 | -np 3 | --nproc 3 | --nproc=3": (3, Request()),
+    "--nproc-per-node 2 | --nproc_per_node=2 | -N 2": (None, Request(per_node=2)),
+    "-H a:2,b | -Ha:2,b | --host a:2,b | --host=a:2,b": (None, Request(hosts=(Host("a", 2), Host("b", None)))),
+    "--hostfile hosts | --hostfile=hosts": (None, Request(hosts=(Host("a", 2), Host("b", 2)))),
 }
 
 
 @pytest.mark.parametrize(
     ("spelling", "known"), [(spelling, known) for spellings, known in SPELLINGS.items() for spelling in spellings.split(" | ")]
 )
-def test_the_number_of_ranks_and_their_hosts(spelling: str, known: dict[str, object]) -> None:
-    options, program = parse(f"{spelling} t.py")
-    nothing = {"ranks": None, "per_node": None, "hosts": None}
-    assert {name: getattr(program, name) for name in nothing} == {**nothing, **known}
-    assert options == Request()
+def test_the_number_of_ranks_and_their_hosts(spelling: str, known: tuple[int | None, Request]) -> None:
+    options, (program,) = arguments.parse([*spelling.split(), "t.py"])
+    assert (program.ranks, options) == known
 
 
 def test_the_number_of_nodes() -> None:
@@ -120,15 +119,15 @@ def test_the_number_of_nodes() -> None:
 def test_ranks_on_each_node_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arguments, "usable_cores", lambda: 6)
     monkeypatch.setattr(arguments, "count_gpus", lambda: 0)
-    options, program = parse("--nproc-per-node cpu t.py")
-    assert program.per_node == 6
+    options, _ = parse("--nproc-per-node cpu t.py")
+    assert options.per_node == 6
     assert options.notes == ("--nproc-per-node cpu: 6, one rank for each usable core of this node",)
-    assert parse("--nproc-per-node auto t.py")[1].per_node == 6
+    assert parse("--nproc-per-node auto t.py")[0].per_node == 6
     with pytest.raises(LaunchError, match="torch sees no GPU on this node; use cpu, auto or a number"):
         parse("--nproc-per-node gpu t.py")
     monkeypatch.setattr(arguments, "count_gpus", lambda: 4)
     for word in ("gpu", "auto"):
-        assert parse(f"--nproc_per_node={word} t.py")[1].per_node == 4
+        assert parse(f"--nproc_per_node={word} t.py")[0].per_node == 4
 
 
 # --- torchrun ---
@@ -139,8 +138,8 @@ def test_a_line_of_torchrun() -> None:
         "--standalone --nnodes=1 --nproc_per_node=4 --rdzv_backend=c10d --rdzv-endpoint localhost:0 --rdzv_id 7 --max_restarts 3"
         " --node_rank=0 --master_addr=node1 --master_port 29511 t.py --epochs 3"
     )
-    assert program.command == ("t.py", "--epochs", "3")
-    assert (program.ranks, program.per_node) == (None, 4)
+    assert program == ("t.py", "--epochs", "3")
+    assert options.per_node == 4
     assert options.exported == ("MASTER_ADDR=node1", "MASTER_PORT=29511")
     assert options.notes == (
         "--standalone, --rdzv-backend, --rdzv-endpoint, --rdzv-id: without effect, MPI brings the ranks together",
@@ -153,7 +152,7 @@ def test_what_needs_no_counterpart_is_accepted(name: str) -> None:
     length, reason = ACCEPTED[name]
     for spelling in {name, "--" + name[2:].replace("-", "_")}:
         options, program = parse(f"{spelling} {'3 ' * length}t.py")
-        assert program.command == ("t.py",)
+        assert program == ("t.py",)
         assert options.notes == (f"{name}: without effect, {reason}",)
 
 
@@ -169,22 +168,19 @@ def test_what_has_another_form_here_is_refused_with_it(name: str, capsys: pytest
 
 
 def test_binding_output_and_environment() -> None:
-    for line in ("--bind-to core --map-by numa --tag-output", "-bind-to core -map-by numa -l", "--bind_to=core --map-by=numa -l"):
+    for line in ("--bind-to core --map-by numa --tag-output", "--bind_to=core --map-by=numa --tag_output"):
         assert parse(f"{line} t.py")[0] == Request(bind_to="core", map_by="numa", tag_output=True)
-    for option in ("--oversubscribe", "-oversubscribe"):
-        assert parse(f"{option} t.py")[0] == Request(oversubscribe=True)
-    line = "-x A -x B=1 -genv C 2 --mca btl tcp,self -mca osc ^ucx --allow-run-as-root -allow-run-as-root t.py"
-    options, _ = parse(line)
-    assert options.exported == ("A", "B=1", "C=2")
-    assert options.mca == (("btl", "tcp,self"), ("osc", "^ucx"))
-    assert len(options.notes) == 1
+    assert parse("--oversubscribe t.py")[0] == Request(oversubscribe=True)
+    options, _ = parse("-x A -x B=1 --mpiexec-args '--mca btl tcp,self' t.py")
+    assert options == Request(exported=("A", "B=1"), mpiexec_args=("--mca", "btl", "tcp,self"))
 
 
 def test_log_files(here: Path) -> None:
-    options, _ = parse("--log-dir logs --tag-output t.py")
-    assert options == Request(log_dir=f"{here}/logs", notes=options.notes)  # nothing is left to tag
+    options, program = parse("--log-dir logs --tag-output t.py")
+    assert program == ("--log-dir", f"{here}/logs", "t.py")
+    assert options == Request(notes=options.notes)  # nothing is left to tag
     assert options.notes[0].startswith(f"the output of rank R goes to {here}/logs/rank-R.log; --tag-output marks")
-    assert parse("--log_dir /x t.py")[0].log_dir == "/x"
+    assert parse("--log_dir /x --no-python true a")[1] == ("--log-dir", "/x", "--exec", "true", "a")
 
 
 # --- refused ---
@@ -213,6 +209,9 @@ def test_log_files(here: Path) -> None:
         ("--node-rank 1 t.py", "started once for all nodes.*--host or --hostfile"),
         ("--master-port 0 t.py", "'0' is not a port"),
         ("-n 1 t.py : -n 1 --bind-to core t.py", "--bind-to holds for the whole job: give it before the first program"),
+        ("-n 1 t.py : -n 1 --host a t.py", "--host holds for the whole job|-H holds for the whole job"),
+        ("-n 1 t.py : t.py a", "t.py a: say how many ranks of it to start, with -n N before it"),
+        ("--mca btl tcp t.py", r"--mca is not an option of mpicoll.run\. An option of mpiexec goes into --mpiexec-args '--mca"),
         ("-n 1 t.py : -n 1 --master_port 1 t.py", "--master-port holds for the whole job"),
     ],
 )
@@ -243,6 +242,5 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 def test_whether_options_set_the_number_of_ranks() -> None:
     assert sets_ranks(["--bind-to", "core", "-n", "4"])
     assert sets_ranks(["--nproc-per-node=2"])
-    assert sets_ranks(["-hostfile", "hosts"])
-    assert sets_ranks(["--map-by", "ppr:2:node"])
+    assert sets_ranks(["--hostfile", "hosts"])
     assert not sets_ranks(["--bind-to", "core", "--quiet"])

@@ -1,21 +1,25 @@
 """The mpiexec command that is made for every situation; pure, for a made-up machine."""
 
 import itertools
+import re
 from dataclasses import replace
 
 import pytest
 
-from mpicoll._base import open_mpi_settings
+from mpicoll._base.launcher import SUPERVISOR
 from mpicoll._launch.find.installations import Mpi, Mpiexec
-from mpicoll._launch.job import Plan, Program, Request
+from mpicoll._launch.job import Plan, Request
 from mpicoll.errors import LaunchError
-from tests.launch.made_up import MPICH, OPENMPI, OPENMPI4, a_site, one, planned
+from tests.launch.made_up import MPICH, OPENMPI, OPENMPI4, Asked, a_site, one, planned
 
 ANY = pytest.mark.parametrize("mpi", [OPENMPI, OPENMPI4, MPICH], ids=["openmpi", "openmpi4", "mpich"])
 
 
-def where(made: Plan) -> list[object]:
-    return [placement and dict(placement) for placement in made.placements]
+def where(made: Plan) -> list[dict[str, int] | None]:
+    """The hosts of each program of the command; of all programs for MPICH; None: mpiexec is told none."""
+    programs = " ".join(made.command).split(" : ")
+    found = [re.search(r" --?hosts? (\S+)", each) for each in programs[: len(programs) if made.family == "openmpi" else 1]]
+    return [each and {name: int(count) for name, count in re.findall(r"([^,:]+):(\d+)", each[1])} for each in found]
 
 
 # --- how many ranks, and where ---
@@ -42,7 +46,7 @@ def test_the_number_of_ranks_defaults_to_the_usable_cores(mpi: tuple[Mpi, Mpiexe
         (one(hosts="a:1,b:1", per_node=4), {"a": 4, "b": 4}),
     ],
 )
-def test_ranks_fill_the_hosts_in_order(program: Program, placement: dict[str, int]) -> None:
+def test_ranks_fill_the_hosts_in_order(program: Asked, placement: dict[str, int]) -> None:
     assert where(planned(program)) == [placement]
     hosts = ",".join(f"{host}:{count}" for host, count in placement.items())
     for mpi, option in ((OPENMPI, "--host"), (MPICH, "-hosts")):
@@ -58,24 +62,13 @@ def test_more_ranks_than_places_is_an_error_that_says_what_to_do(mpi: tuple[Mpi,
 
 
 def test_several_programs() -> None:
-    made = planned(one(1, "a", name="s.py"), one(4, "b,c", name="w.py"))
-    assert where(made) == [{"a": 1}, {"b": 2, "c": 2}]
-    assert made.added["MASTER_ADDR"] == "a"
     text = " ".join(planned(one(1, name="s.py"), one(4, name="w.py")).command)
-    assert text == "/o/bin/mpiexec -n 1 /py -u s.py : -n 4 /py -u w.py"
-    common = planned(one(1, "a:2,b:3", name="s.py"), one(4, name="w.py"))  # the list before the first program serves all
+    assert text == "/o/bin/mpiexec -n 1 /py s.py : -n 4 /py w.py"
+    common = planned(one(1, "a:2,b:3", name="s.py"), one(4, name="w.py"))
     assert where(common) == [{"a": 1}, {"a": 1, "b": 3}]
+    assert common.added["MASTER_ADDR"] == "a"
     mpich = planned(one(1, "a:2,b:3", name="s.py"), one(4, name="w.py"), mpi=MPICH).command
     assert mpich[mpich.index("-hosts") + 1] == "a:2,b:3"
-
-
-def test_several_programs_need_a_number_and_consistent_hosts() -> None:
-    with pytest.raises(LaunchError, match=r"w\.py: say how many ranks"):
-        planned(one(1), one(name="w.py"))
-    with pytest.raises(LaunchError, match="some of the programs have --host"):
-        planned(one(1), one(1, "b"))
-    with pytest.raises(LaunchError, match="cannot return to host a"):
-        planned(one(1, "a"), one(1, "b"), one(1, "a"), mpi=MPICH)
 
 
 # --- the environment ---
@@ -94,46 +87,22 @@ def test_oversubscription_only_with_more_ranks_than_cores_on_this_host() -> None
     assert planned(one(4), site=many).added == planned(one(4), site=many, request=Request(oversubscribe=True)).added
     added = planned(one(1), site=few, request=Request(oversubscribe=True)).added
     assert added["PRTE_MCA_rmaps_default_mapping_policy"] == "slot:oversubscribe"
-    assert added["OMPI_MCA_mpi_yield_when_idle"] == "1"
     assert planned(one(4), mpi=OPENMPI4, site=many).added["OMPI_MCA_rmaps_base_oversubscribe"] == "1"
-    assert "OMPI_MCA_mpi_yield_when_idle" not in planned(one(4, "a,b"), site=many).added  # other hosts' cores are not known
-    assert "OMPI_MCA_mpi_yield_when_idle" in planned(one(4, "here:3,b:1"), site=many).added
-    assert "OMPI_MCA_mpi_yield_when_idle" not in planned(one(4), mpi=MPICH, site=many).added
-
-
-def test_a_fabric_is_left_alone_where_several_hosts_take_part() -> None:
-    assert planned(one(2)).added["OMPI_MCA_btl"] == "^ofi"
-    assert planned(one(2, "here")).added["OMPI_MCA_btl"] == "^ofi"
-    assert planned(one(2, "localhost")).added["OMPI_MCA_btl"] == "^ofi"
-    for made in (planned(one(2, "a,b")), planned(one(2, "elsewhere")), planned(one(2), mpi=OPENMPI4)):
-        assert not {"OMPI_MCA_btl", "OMPI_MCA_osc"} & set(made.added)
-
-
-def test_open_mpi_4_does_without_the_provider_net() -> None:
-    ((name, value),) = open_mpi_settings.of_version((4, 1, 4), one_host=True).items()
-    for program in one(2), one(2, "a,b"):
-        assert planned(program, mpi=OPENMPI4).added[name] == value
-        assert name not in planned(program).added
-    assert name not in planned(one(2), mpi=OPENMPI4, site=a_site(**{name: "psm2"})).added
-
-
-def test_open_mpi_does_not_write_beyond_a_receive() -> None:
-    for mpi in (OPENMPI, OPENMPI4):
-        assert planned(one(2, "a,b"), mpi=mpi).added.items() >= open_mpi_settings.ALWAYS.items()
-    assert not set(open_mpi_settings.ALWAYS) & set(planned(one(2), mpi=MPICH).added)
-    added = planned(one(2), site=a_site(OMPI_MCA_smsc="cma")).added
-    assert set(open_mpi_settings.ALWAYS) - set(added) == {"OMPI_MCA_smsc"}
+    oversubscribe = "PRTE_MCA_rmaps_default_mapping_policy"
+    assert oversubscribe not in planned(one(4, "a,b"), site=many).added  # other hosts' cores are not known
+    assert oversubscribe in planned(one(4, "here:3,b:1"), site=many).added
+    assert oversubscribe not in planned(one(4), mpi=MPICH, site=many).added
 
 
 def test_what_the_user_has_set_is_never_overridden() -> None:
+    binding = "PRTE_MCA_hwloc_default_binding_policy"
     environ = {
-        "OMPI_MCA_btl": "tcp,self", "PRTE_MCA_rmaps_default_mapping_policy": "core", "OMP_NUM_THREADS": "7",
-        "MASTER_ADDR": "mine", "MASTER_PORT": "1", "PRTE_MCA_hwloc_default_binding_policy": "core",
+        "PRTE_MCA_rmaps_default_mapping_policy": "core", "OMP_NUM_THREADS": "7", "MASTER_ADDR": "mine", "MASTER_PORT": "1",
+        binding: "core",
     }  # fmt: skip
     added = planned(one(4), site=a_site(cores=2, **environ)).added
     assert not set(environ) & set(added)
-    in_file = planned(one(4), site=a_site(settings=frozenset({"OMPI_MCA_btl"}))).added
-    assert "OMPI_MCA_btl" not in in_file
+    assert binding not in planned(one(4), site=a_site(settings=frozenset({binding}))).added
     bound = planned(one(4), request=Request(mpiexec_args=("--bind-to", "numa")))
     assert "PRTE_MCA_hwloc_default_binding_policy" not in bound.added
     assert bound.command[:3] == ("/o/bin/mpiexec", "--bind-to", "numa")
@@ -150,7 +119,7 @@ def test_variables_reach_other_hosts() -> None:
     site = a_site(PYTHONPATH="/p", SECRET="s", MPICOLL_OVERRIDE_MPI="1", OMP_NUM_THREADS="2")
     command = planned(one(2, "a,b"), site=site, request=Request(exported=("SECRET",))).command
     sent = {name for flag, name in itertools.pairwise(command) if flag == "-x"}
-    assert sent == {"PYTHONPATH", "SECRET", "MPICOLL_OVERRIDE_MPI", "OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT"}
+    assert sent == {"PYTHONPATH", "SECRET", "MPICOLL_OVERRIDE_MPI", "OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT", SUPERVISOR}
     assert "-x" not in planned(one(2), site=site).command  # on one host the environment is inherited
     mpich = planned(one(2, "a,b"), mpi=MPICH, site=site).command
     assert mpich[mpich.index("MASTER_ADDR") - 1 :][:3] == ("-genv", "MASTER_ADDR", "a")
@@ -167,7 +136,6 @@ def test_in_a_slurm_allocation(mpi: tuple[Mpi, Mpiexec]) -> None:
     assert made.added.get("SLURM_MPI_TYPE") == ("none" if mpi is MPICH else None)
     task = replace(slurm, environ={**slurm.environ, "SLURM_MPI_TYPE": "pmix"})  # of `srun --mpi=pmix --pty bash`
     assert planned(one(), mpi=mpi, site=task).added.get("SLURM_MPI_TYPE") == ("none" if mpi is MPICH else None)
-    assert "OMPI_MCA_btl" not in made.added
     per_node = " ".join(planned(one(per_node=2), mpi=mpi, site=slurm).command)
     assert ("--map-by ppr:2:node" if mpi is OPENMPI else "-ppn 2") in per_node
     assert "-n 4" in per_node
@@ -194,7 +162,9 @@ def test_in_a_job_of_each_scheduler(job: str, mpi: tuple[Mpi, Mpiexec]) -> None:
     assert where(planned(one(per_node=2), mpi=mpi, site=site)) == [{"n1": 2, "n2": 2}]
     assert where(planned(one(), mpi=mpi, site=site, request=Request(nodes=1))) == [{"n1": 4}]
     assert where(planned(one(hosts="a,b"), mpi=mpi, site=site)) == [{"a": 1, "b": 1}]
-    assert where(planned(one(1, name="s.py"), one(5, name="w.py"), mpi=mpi, site=site)) == [{"n1": 1}, {"n1": 3, "n2": 2}]
+    assert where(planned(one(1, name="s.py"), one(5, name="w.py"), mpi=mpi, site=site)) == (
+        [{"n1": 4, "n2": 2}] if mpi is MPICH else [{"n1": 1}, {"n1": 3, "n2": 2}]
+    )
     with pytest.raises(LaunchError, match=f"--nnodes 3: {job} has 2: n1,n2"):
         planned(one(), mpi=mpi, site=site, request=Request(nodes=3))
 
@@ -206,7 +176,6 @@ def test_more_ranks_than_slots_are_spread_over_the_nodes_of_a_job() -> None:
         made = planned(program, site=site)
         assert where(made) == [{"n1": 4, "n2": 4}]
         assert made.added["PRTE_MCA_rmaps_default_mapping_policy"] == "slot:oversubscribe"
-        assert "OMPI_MCA_mpi_yield_when_idle" not in made.added
     assert "PRTE_MCA_rmaps_default_mapping_policy" not in planned(one(), site=site).added
 
 
@@ -237,7 +206,7 @@ CPUS_16 = {**ALLOCATED, "SLURM_JOB_CPUS_PER_NODE": "16(x3)"}
 @pytest.mark.parametrize(
     ("program", "environ", "crowded"),
     [
-        (one(), CPUS_16, False),  # the login node has 2 cores: ranks gave their cores away
+        (one(), CPUS_16, False),  # the login node has 2 cores
         (one(), {**ALLOCATED, "SLURM_JOB_CPUS_PER_NODE": "16(x2),8"}, False),
         (one(), {**ALLOCATED, "SLURM_JOB_CPUS_PER_NODE": "2(x3)"}, True),
         (one(8, hosts="n1:4,n7:4"), CPUS_16, False),
@@ -248,9 +217,8 @@ CPUS_16 = {**ALLOCATED, "SLURM_JOB_CPUS_PER_NODE": "16(x3)"}
         (one(4), {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "here", "SLURM_JOB_CPUS_PER_NODE": "8"}, True),
     ],
 )
-def test_the_cores_are_those_of_the_hosts_of_the_ranks(program: Program, environ: dict[str, str], crowded: bool) -> None:
+def test_the_cores_are_those_of_the_hosts_of_the_ranks(program: Asked, environ: dict[str, str], crowded: bool) -> None:
     made = planned(program, site=a_site(cores=2, **environ))
-    assert ("OMPI_MCA_mpi_yield_when_idle" in made.added) == crowded
     assert ("PRTE_MCA_rmaps_default_mapping_policy" in made.added) == crowded
 
 
@@ -272,7 +240,7 @@ SLURM_3 = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER
         (one(2), 2, {}, r"--nnodes 2: nothing says which nodes; name them with --host .* or --hostfile"),
     ],
 )
-def test_a_number_of_nodes(program: Program, nodes: int, environ: dict[str, str], expected: dict[str, int] | str | None) -> None:
+def test_a_number_of_nodes(program: Asked, nodes: int, environ: dict[str, str], expected: dict[str, int] | str | None) -> None:
     """expected: the ranks of the first nodes, or the error."""
     site, request = a_site(**environ), Request(nodes=nodes)
     if isinstance(expected, str):
@@ -285,8 +253,7 @@ def test_a_number_of_nodes(program: Program, nodes: int, environ: dict[str, str]
 def test_a_number_of_nodes_that_changes_nothing_or_has_no_meaning() -> None:
     site = a_site(**SLURM_3)
     assert planned(one(), site=site, request=Request(nodes=3)).command == planned(one(), site=site).command
-    with pytest.raises(LaunchError, match="several programs"):
-        planned(one(1), one(1), request=Request(nodes=1))
+    assert where(planned(one(1, "a:2,b:2"), one(1), request=Request(nodes=1))) == [{"a": 1}, {"a": 1}]
 
 
 # --- binding and output ---
@@ -327,14 +294,6 @@ def test_two_ways_to_place_ranks_exclude_each_other() -> None:
 def test_tagged_output(mpi: tuple[Mpi, Mpiexec]) -> None:
     expected = {"mpich": "-prepend-rank", "openmpi": "--output tag" if mpi is OPENMPI else "--tag-output"}
     assert words(Request(tag_output=True), mpi) == expected[mpi[0].family]
-
-
-@ANY
-def test_log_files_are_written_by_the_ranks(mpi: tuple[Mpi, Mpiexec]) -> None:
-    command = planned(one(2), mpi=mpi, request=Request(log_dir="/l")).command
-    assert command[-7:] == ("/py", "-u", "-m", "mpicoll._launch.rank", "--log-dir", "/l", "x.py")
-    other = planned(Program(("./a.out",), 2), mpi=mpi, request=Request(log_dir="/l")).command
-    assert other[-6:] == ("-m", "mpicoll._launch.rank", "--log-dir", "/l", "--exec", "./a.out")
 
 
 @ANY
