@@ -10,7 +10,7 @@ import pytest
 
 import mpicoll._launch.run as run_module
 from mpicoll._base import cpus
-from mpicoll._base.launcher import _READERS
+from mpicoll._base.launcher import _READERS, without_job
 from mpicoll._launch.find import installations
 from mpicoll._launch.job import NOTHING_ASKED
 from tests import support
@@ -309,7 +309,7 @@ def test_the_only_rank_of_an_mpiexec_starts_a_job(tmp_path: Path) -> None:
 @pytest.mark.launch
 @pytest.mark.parametrize("kind", ["family", "folder", "library", "mpiexec"])
 def test_the_mpi_can_be_named_by_family_folder_library_or_mpiexec(kind: str, tmp_path: Path) -> None:
-    environ = installations.without_job(os.environ)
+    environ = without_job(os.environ)
     mpi = installations.find_mpi(NOTHING_ASKED.mpi, environ)
     mpiexec = installations.find_mpiexec(mpi, environ, NOTHING_ASKED.mpi)
     folder = str(Path(mpiexec.path).parent.parent)

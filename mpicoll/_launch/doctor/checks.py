@@ -76,29 +76,30 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m mpicoll.docto
     job = installations.probe("job", os.environ, keep_files=True) if launch is not None else None
     if launch is not None and launch.rank != 0:
         return 0
-    report = examine(os.environ, launch, job)
+    environ = launcher.without_job(os.environ)
+    report = examine(environ, launch, job)
     if options.run:
-        report.facts["trial"] = trial.run(os.environ)
+        report.facts["trial"] = trial.run(environ)
         report.findings.append(trial.check(report.facts["trial"]))
     if options.hostfile:
-        report.findings.append(try_hosts(options.hostfile, report.facts))
+        report.findings.append(try_hosts(options.hostfile, environ, report.facts))
     report.findings += [Finding("fail", "settings", problem, remedy="correct or unset it") for problem in settings]
     print(report.as_json() if options.json else report.as_text(), flush=True)
     return 0 if report.works else 1
 
 
-def try_hosts(path: str, facts: dict[str, Any]) -> Finding:
+def try_hosts(path: str, environ: Mapping[str, str], facts: dict[str, Any]) -> Finding:
     """The trial on the hosts of that file; its result joins ``facts``."""
     try:
-        facts["trial_on_hosts"] = trial.run_on_hosts(path, os.environ)
+        facts["trial_on_hosts"] = trial.run_on_hosts(path, environ)
     except (OSError, ValueError) as error:
         return Finding("fail", trial.HOSTS, f"cannot read the hosts: {error}", remedy="write one host a line: node01 slots=4")
     return trial.check_hosts(path, facts["trial_on_hosts"])
 
 
 def examine(environ: Mapping[str, str], launch: Launch | None = None, job: Mapping[str, Any] | None = None) -> Report:
-    """The report on this machine and, in a job, on the job. job: from MPI; see ``_base/probe.py``."""
-    torch = torch_facts(environ)
+    """The report on this machine and, in a job, on the job. environ: of a new job. job: from MPI; see ``_base/probe.py``."""
+    torch = torch_facts(os.environ)
     report = Report([Finding("ok", "python", f"{sys.version.split()[0]} ({sys.executable})")], {"torch": torch})
     report.findings += check_torch(torch)
     mpi, started = _mpi(environ, report)
@@ -108,7 +109,7 @@ def examine(environ: Mapping[str, str], launch: Launch | None = None, job: Mappi
     if launch is not None and job is not None:
         report.facts["job"] = {"launcher": launch.launcher, "size": launch.size, **job}
         report.findings += check_job(launch, job)
-        if container := containers.advice(environ, launch):
+        if container := containers.advice(os.environ, launch):
             report.findings.append(Finding("note", "container", container[0], remedy=container[1]))
     verdict = None if mpi is None else cuda_support.decide(started, environ, cuda_support.driver_loads())
     report.facts["gpu_memory"] = None if verdict is None else asdict(verdict)
@@ -116,7 +117,7 @@ def examine(environ: Mapping[str, str], launch: Launch | None = None, job: Mappi
     report.findings += check_shared_memory(SHARED_MEMORY)
     available = None if launch is None else binding.cores_for_ranks(launch, environ)
     report.findings += check_binding(launch, allowed(), available)
-    report.findings += check_threads(environ, launch, max(usable_cores(), available or 0), torch.get("threads"))
+    report.findings += check_threads(os.environ, launch, max(usable_cores(), available or 0), torch.get("threads"))
     report.facts["cores"] = usable_cores()
     return report
 
@@ -126,7 +127,7 @@ def _cluster(mpi: Mpi | None, environ: Mapping[str, str], report: Report) -> Non
     report.findings += cluster.check_scheduler(allocation.find(environ), mpi, installations.srun_types(environ))
     if mpi is None:
         return
-    fabrics, said = cluster.fabrics(), installations.start_output({**launcher.without_job(environ), **cluster.SAYS})
+    fabrics, said = cluster.fabrics(), installations.start_output({**environ, **cluster.SAYS})
     used = cluster.in_use(said)
     report.facts["network"] = {"fabrics": [asdict(fabric) for fabric in fabrics], "in_use": used and used.words}
     verbs, wheels = os.path.isdir("/dev/infiniband"), tuple(installed_wheels())
@@ -172,7 +173,7 @@ def _mpi(environ: Mapping[str, str], report: Report) -> tuple[Mpi | None, dict[s
     except LaunchError as error:
         report.findings.append(Finding("fail", "MPI", str(error)))
         return None, {}
-    started = installations.probe("start", launcher.without_job(environ))
+    started = installations.probe("start", environ)
     report.facts["mpi"] = started
     report.findings += check_mpi(mpi, started)
     return mpi, started

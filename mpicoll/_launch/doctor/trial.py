@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from mpicoll._base import config
-from mpicoll._base.launcher import without_job
 from mpicoll._base.probe import MARK
 from mpicoll._launch.doctor.report import Finding, size_in_words
 from mpicoll._launch.find import hostfile
@@ -73,7 +72,7 @@ def main() -> int:
 def run(environ: Mapping[str, str], words: Sequence[str] | None = None, lines: int = 1) -> dict[str, Any]:
     """The result of the trial that ``words`` start (None: `COMMAND`), or the entry "error"; takes some seconds."""
     limit_s = 2 * config.get("MPICOLL_PROBE_TIMEOUT", environ)
-    result = ask([sys.executable, *(words or COMMAND)], without_job(environ), limit_s, lines=lines)
+    result = ask([sys.executable, *(words or COMMAND)], environ, limit_s, lines=lines)
     return {"error": result["error"]} if "error" in result else result
 
 

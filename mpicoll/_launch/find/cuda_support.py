@@ -136,7 +136,7 @@ def _openmpi_build(library_file: str | None, environ: Mapping[str, str]) -> tupl
         return False, "no ompi_info beside the library to tell how it was built"
     own = {} if "OPAL_PREFIX" in environ else {"OPAL_PREFIX": str(ompi_info.parent.parent)}
     command = [str(ompi_info), "--parsable", "--all"]
-    said = output_of(command, {**without_job(environ), **own}, 30)
+    said = output_of(command, {**environ, **own}, 30)
     if said is None:
         return False, f"{ompi_info} does not run"
     lines = [line for line in said.splitlines() if "built_with_cuda_support:value:" in line]

@@ -4,6 +4,8 @@
     find_mpiexec   looks beside that library, then in PATH, and asks each candidate   -> Mpiexec
                    for its ``--version``
 
+``environ`` is that of a new job: `mpicoll._base.launcher.without_job`.
+
 An mpiexec of another family is never taken: it would start N programs that are each rank 0 of 1.
 Families: "openmpi" (Open MPI, Spectrum MPI; they use PMIx) and "mpich" (MPICH, Intel MPI, MVAPICH, Cray MPICH; they use PMI).
 """
@@ -21,7 +23,6 @@ from typing import Any
 
 from mpicoll._base import config
 from mpicoll._base.errors import LaunchError
-from mpicoll._base.launcher import without_job
 from mpicoll._base.packages import SONAMES, WHEELS, advice_of_debian, installed_wheels, library_beside_packages
 from mpicoll._base.probe import MARK
 from mpicoll._launch.find.ask import ask, output_of
@@ -117,7 +118,7 @@ def find_mpi(choice: str | None, environ: Mapping[str, str]) -> Mpi:
         return _load({}, environ)
     if choice in SONAMES:
         if not environ.get("MPI4PY_LIBMPI") or len(installed_wheels()) < 2:
-            default = probe("library", without_job(environ))
+            default = probe("library", environ)
             if "error" not in default and (mpi := _mpi(default, {})).family == choice:
                 return mpi
         return _choose(list(_family_libraries(choice, environ)), choice, environ)
@@ -144,7 +145,7 @@ def _refuse_two(wheels: Mapping[str, str]) -> None:
 
 
 def _load(chosen: Mapping[str, str], environ: Mapping[str, str]) -> Mpi:
-    report = probe("library", {**without_job(environ), **chosen})
+    report = probe("library", {**environ, **chosen})
     if "error" not in report:
         return _mpi(report, chosen)
     error = str(report["error"])
@@ -178,7 +179,7 @@ def _choose(libraries: list[Path], choice: str, environ: Mapping[str, str]) -> M
     refused = []
     for library in libraries:
         chosen = {"MPI4PY_LIBMPI": str(library)}
-        report = probe("library", {**without_job(environ), **chosen})
+        report = probe("library", {**environ, **chosen})
         if "error" in report:
             refused.append(f"{library}: {_first_line(report['error'])}")
             continue
@@ -263,7 +264,7 @@ def identify(path: Path, environ: Mapping[str, str]) -> Mpiexec:
         # In the wheel of Open MPI, mpirun is a small program that sets OPAL_PREFIX and runs ompirun_wrapper. The wheel of
         # another MPI may have replaced that program.
         own["OPAL_PREFIX"] = str(path.parent.parent)
-    said = output_of([str(path), "--version"], {**without_job(environ), **own}, VERSION_TIMEOUT_S)
+    said = output_of([str(path), "--version"], {**environ, **own}, VERSION_TIMEOUT_S)
     if said is None:
         return Mpiexec(str(path), "", ())
     family, version = read_version(said)
@@ -317,7 +318,7 @@ def srun_types(environ: Mapping[str, str]) -> tuple[str, ...] | None:
     path = shutil.which("srun", path=environ.get("PATH", ""))
     if path is None:
         return None
-    said = output_of([path, "--mpi=list"], without_job(environ), VERSION_TIMEOUT_S)
+    said = output_of([path, "--mpi=list"], environ, VERSION_TIMEOUT_S)
     return None if said is None else read_srun_types(said)
 
 
@@ -344,7 +345,4 @@ def _by_srun(mpi: Mpi, environ: Mapping[str, str]) -> str:
 
 def torch_facts(environ: Mapping[str, str]) -> dict[str, Any]:
     """What `probe_torch.facts` returns; or "error"."""
-    # without_job drops the number of threads that mpicoll.run has chosen; here it is a fact about the present job
-    threads = {name: environ[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if name in environ}
-    limit_s = config.get("MPICOLL_PROBE_TIMEOUT")
-    return ask([sys.executable, str(PROBE_OF_TORCH), MARK], {**without_job(environ), **threads}, limit_s)
+    return ask([sys.executable, str(PROBE_OF_TORCH), MARK], environ, config.get("MPICOLL_PROBE_TIMEOUT"))
