@@ -1,4 +1,4 @@
-"""What Slurm's environment variables say about an allocation: its nodes, the tasks on each, and the CPUs of each. Pure."""
+"""What Slurm's environment variables say about an allocation: its nodes, and the tasks on each. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,6 @@ def allocated_nodes(environ: Mapping[str, str]) -> list[tuple[str, int]]:
     hosts = expand_hosts(nodelist) if "SLURM_JOB_ID" in environ else []
     tasks = tasks_per_node(environ.get("SLURM_TASKS_PER_NODE", ""))
     return list(zip(hosts, tasks if len(tasks) == len(hosts) else [1] * len(hosts), strict=True))
-
-
-def allocated_cpus(environ: Mapping[str, str]) -> dict[str, int]:
-    """Number of CPUs of each host of the Slurm allocation that this process is in; empty if Slurm does not say it."""
-    hosts, cpus = [host for host, _ in allocated_nodes(environ)], tasks_per_node(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
-    return dict(zip(hosts, cpus, strict=True)) if len(cpus) == len(hosts) else {}
 
 
 def cpus_per_task(environ: Mapping[str, str]) -> int | None:

@@ -2,16 +2,19 @@
 
     Open MPI, uid 0                  OMPI_ALLOW_RUN_AS_ROOT, ..._CONFIRM   it refuses root, e.g. in a container
     Open MPI                         binding policy none                   Note [Why no binding]
-    Open MPI, more ranks than cores, oversubscribe                         it refuses
-        or --oversubscribe
-    Open MPI, more ranks than slots  oversubscribe                         it refuses, e.g. PBS jobs without mpiprocs
+    Open MPI                         oversubscribe                         it refuses more ranks than cores or slots
     Open MPI 5, several hosts        oob_tcp_keepalive_*                   notices a host that is gone after 11 s, not never
     MPICH in a Slurm allocation      SLURM_MPI_TYPE=none, always           Hydra's srun must not start PMI; sites set pmix
     in a task of srun                SLURM_OVERLAP=1                       an srun of mpiexec would wait for that task's CPUs
     all                              MASTER_ADDR, MASTER_PORT              the first host, and a port that is free here
 
-More ranks than cores: by the allocation, or by this host if all ranks are here. Of other hosts nothing is known. What a rank
-itself reads, it sets when it starts, under any launcher: `mpicoll._base.open_mpi_settings`, `mpicoll._base.binding`.
+What a rank itself reads, it sets when it starts, under any launcher: `mpicoll._base.open_mpi_settings`, `mpicoll._base.binding`.
+
+# Note [Always oversubscribe]
+Open MPI 5.0.11 lets its ranks yield their cores where there are more ranks than cores, and only there, whether this is allowed or
+not (on 2 cores 1 and 2 ranks do not yield, 4 do). So it costs nothing where it is not needed. The ranks are placed by slot:
+with the modifier alone, Open MPI 5.0.11 starts all of them on the first host, also with --host a:2,b:2. Ranks that the user binds
+are placed by Open MPI's own default, which spreads them over the sockets.
 
 # Note [Why no binding]
 Open MPI binds each rank to one core if a job has one or two ranks. The threads of torch and the communication thread of mpicoll
@@ -21,8 +24,7 @@ environment, stays.
 
 from __future__ import annotations
 
-from mpicoll._base.slurm import allocated_cpus
-from mpicoll._launch.job import Job, Site, Where
+from mpicoll._launch.job import Job
 from mpicoll._launch.linux import KEEPALIVE
 
 # Settings by which the user may have chosen a binding: then no binding is added.
@@ -54,30 +56,16 @@ def additions(job: Job) -> dict[str, str]:
 
 def _for_mpirun(job: Job) -> dict[str, str]:
     """The settings for the mpiexec of Open MPI itself."""
-    where, mpi, site, request, wanted = job.where, job.mpi, job.site, job.request, dict[str, str]()
+    mpi, site, request, wanted = job.mpi, job.site, job.request, dict[str, str]()
     prrte = mpi.vendor == "Open MPI" and mpi.version[:1] >= (5,)  # from 5 on PRRTE starts the ranks; it has settings of its own
     if site.uid == 0:
         wanted |= dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
-    cores = _cores(where, site)
-    crowded = request.oversubscribe or (where.ranks_here > site.cores if cores is None else where.ranks_per_host > cores)
-    # An Open MPI that reads the allocation itself refuses more ranks on a node than slots.
-    slots = [] if site.allocation is None or site.reads_allocation else [number for _, number in site.allocation.nodes]
-    if crowded or (slots and where.ranks_per_host > min(slots)):
-        if prrte:  # by slot: otherwise PRRTE of Open MPI 5.0.11 starts all ranks on the first host, also with --host a:2,b:2
-            wanted["PRTE_MCA_rmaps_default_mapping_policy"] = "slot:oversubscribe"
-        else:
-            wanted["OMPI_MCA_rmaps_base_oversubscribe"] = "1"
+    if request.bind_to in (None, "none"):  # Note [Always oversubscribe]
+        policy = {"PRTE_MCA_rmaps_default_mapping_policy": "slot:oversubscribe"}
+        wanted |= policy if prrte else {"OMPI_MCA_rmaps_base_oversubscribe": "1"}
     binding = request.bind_to is not None or request.map_by is not None or any(map(site.decided, BINDING_SETTINGS))
     if not binding and not any(word.startswith(BINDING_OPTIONS) for word in request.mpiexec_args):
         wanted[BINDING_SETTINGS[0] if prrte else BINDING_SETTINGS[1]] = "none"
-    if prrte and where.several_hosts:
+    if prrte and job.where.several_hosts:
         wanted |= {f"PRTE_MCA_oob_tcp_keepalive_{name}": str(number) for name, number in KEEPALIVE.items()}
     return wanted
-
-
-def _cores(where: Where, site: Site) -> int | None:
-    """Number of cores that the job has on each of its hosts, the smallest one; None: of some host it is not known."""
-    allocated = allocated_cpus(site.environ)
-    known = [min(site.cores, allocated.get(host, site.cores)) for host in where.hosts if site.is_here(host)]
-    known += [allocated[host] for host in where.hosts if host in allocated and not site.is_here(host)]
-    return None if len(known) < len(where.hosts) else min(known, default=site.cores)

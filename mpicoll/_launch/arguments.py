@@ -163,7 +163,6 @@ HELP = {
     "-H": "hosts, with or without a number of slots: node1,node2 or node1:2,node2:2",
     "--bind-to": "bind each rank to a core, numa, ...: the words of this mpiexec; default: no binding",
     "--map-by": "place successive ranks on successive units, in the words of this mpiexec",
-    "--oversubscribe": "let MPI_Comm_spawn start more processes than there are cores (Open MPI)",
     "--tag-output": "begin each line of output with the rank that wrote it",
     "--log-dir": "write the output of rank R to DIR/rank-R.log on the host of that rank, and nothing to the terminal",
     "--grace": "time between SIGTERM and SIGKILL, when a job is ended; default: 5",
@@ -197,7 +196,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     _add(hosts, "-H", "--host", metavar="A,B")
     _add(group, "--bind-to", metavar="UNIT")
     _add(group, "--map-by", metavar="UNIT")
-    _add(group, "--oversubscribe", action="store_true")
 
     group = parser.add_argument_group("the end of the job")
     _add(group, "--grace", type=seconds, default=STOP_S, metavar="SECONDS", dest="grace_s")

@@ -32,7 +32,6 @@ class Request:
     map_by: str | None = None
     tag_output: bool = False
     fault_tolerant: bool = False
-    oversubscribe: bool = False
     restart: int = 0  # 1 for the first restart
     max_restarts: int | None = None
     notes: tuple[str, ...] = ()  # sentences for the user about some options
@@ -79,10 +78,7 @@ class Where:
 
     first_host: str
     several_hosts: bool
-    ranks_here: int  # on this host
-    ranks_per_host: int  # the most on one host
     other_hosts: tuple[str, ...] = ()
-    hosts: tuple[str, ...] = ()  # the known hosts of ranks; empty: this host only
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Sequence
 
 from mpicoll._base.errors import LaunchError
@@ -43,7 +42,7 @@ def plan(programs: Sequence[Program], mpi: Mpi, mpiexec: Mpiexec, site: Site, re
     hosts = _hosts(programs, site, request)
     counts = [_count(hosts, site, request, notes) if program.ranks is None else program.ranks for program in programs]
     places = None if hosts is None else _places(hosts, sum(counts), request.per_node)
-    where = _where(places, sum(counts), site, request.per_node)
+    where = _where(places, site)
     job = Job(mpi, mpiexec, site, request, programs, counts, places, where)
     added = {**mpi.environ, **mpiexec.environ, **additions(job)}
     forwarded = (*filter(FORWARDED.fullmatch, (*site.environ, *added)), SUPERVISOR) if where.several_hosts else ()
@@ -109,16 +108,9 @@ def _places(hosts: Sequence[Host], ranks: int, per_node: int | None) -> list[str
     return [host.name for host, offered in zip(hosts, slots, strict=True) for _ in range(offered)][:ranks]
 
 
-def _where(places: Sequence[str] | None, ranks: int, site: Site, per_node: int | None) -> Where:
-    per_host = Counter(places or ())
-    nodes = site.allocation.nodes if site.allocation is not None else ()
-    if not per_host and len(nodes) > 1:
-        spread = math.ceil(ranks / len(nodes)) if sum(n for _, n in nodes) < ranks else max(n for _, n in nodes)
-        per_host.update({name: min(per_node or spread, ranks) for name, _ in nodes})  # the most that one of them may get
-    if per_host:
-        first, others = next(iter(per_host)), tuple(host for host in per_host if not site.is_here(host))
-        several = len(per_host) > 1 or others != ()
-        address = first if first not in LOCAL else site.names[0]
-        here = sum(count for host, count in per_host.items() if host not in others)
-        return Where(address if several else "localhost", several, here, max(per_host.values()), others, tuple(per_host))
-    return Where("localhost", False, ranks, ranks, hosts=tuple(name for name, _ in nodes))
+def _where(places: Sequence[str] | None, site: Site) -> Where:
+    hosts = tuple(dict.fromkeys(places or (name for name, _ in (site.allocation.nodes if site.allocation is not None else ()))))
+    others = tuple(host for host in hosts if not site.is_here(host))
+    if len(hosts) < 2 and (places is None or not others):
+        return Where("localhost", False)
+    return Where(hosts[0] if hosts[0] not in LOCAL else site.names[0], True, others)

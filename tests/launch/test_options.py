@@ -170,7 +170,6 @@ def test_what_has_another_form_here_is_refused_with_it(name: str, capsys: pytest
 def test_binding_output_and_environment() -> None:
     for line in ("--bind-to core --map-by numa --tag-output", "--bind_to=core --map-by=numa --tag_output"):
         assert parse(f"{line} t.py")[0] == Request(bind_to="core", map_by="numa", tag_output=True)
-    assert parse("--oversubscribe t.py")[0] == Request(oversubscribe=True)
     options, _ = parse("-x A -x B=1 --mpiexec-args '--mca btl tcp,self' t.py")
     assert options == Request(exported=("A", "B=1"), mpiexec_args=("--mca", "btl", "tcp,self"))
 

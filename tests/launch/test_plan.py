@@ -8,7 +8,7 @@ import pytest
 
 from mpicoll._base.launcher import SUPERVISOR
 from mpicoll._launch.find.installations import Mpi, Mpiexec
-from mpicoll._launch.job import Plan, Request
+from mpicoll._launch.job import NOTHING_ASKED, Plan, Request
 from mpicoll.errors import LaunchError
 from tests.launch.made_up import MPICH, OPENMPI, OPENMPI4, Asked, a_site, one, planned
 
@@ -81,17 +81,13 @@ def test_root_is_allowed_only_for_root() -> None:
     assert not any("ROOT" in name for name in planned(one(2), mpi=MPICH, site=a_site(uid=0)).added)
 
 
-def test_oversubscription_only_with_more_ranks_than_cores_on_this_host() -> None:
-    few, many = a_site(cores=8), a_site(cores=2)
-    assert not any("oversubscribe" in value for value in planned(one(4), site=few).added.values())
-    assert planned(one(4), site=many).added == planned(one(4), site=many, request=Request(oversubscribe=True)).added
-    added = planned(one(1), site=few, request=Request(oversubscribe=True)).added
-    assert added["PRTE_MCA_rmaps_default_mapping_policy"] == "slot:oversubscribe"
-    assert planned(one(4), mpi=OPENMPI4, site=many).added["OMPI_MCA_rmaps_base_oversubscribe"] == "1"
-    oversubscribe = "PRTE_MCA_rmaps_default_mapping_policy"
-    assert oversubscribe not in planned(one(4, "a,b"), site=many).added  # other hosts' cores are not known
-    assert oversubscribe in planned(one(4, "here:3,b:1"), site=many).added
-    assert oversubscribe not in planned(one(4), mpi=MPICH, site=many).added
+def test_more_ranks_than_cores_are_allowed_unless_they_are_bound() -> None:
+    name = "PRTE_MCA_rmaps_default_mapping_policy"
+    for request in (NOTHING_ASKED, Request(bind_to="none"), Request(map_by="numa")):
+        assert planned(one(4), request=request).added[name] == "slot:oversubscribe"
+    assert planned(one(4), mpi=OPENMPI4).added["OMPI_MCA_rmaps_base_oversubscribe"] == "1"
+    assert name not in planned(one(4), request=Request(bind_to="core")).added
+    assert name not in planned(one(4), mpi=MPICH).added
 
 
 def test_what_the_user_has_set_is_never_overridden() -> None:
@@ -175,8 +171,6 @@ def test_more_ranks_than_slots_are_spread_over_the_nodes_of_a_job() -> None:
     for program in (one(8), one(per_node=4)):
         made = planned(program, site=site)
         assert where(made) == [{"n1": 4, "n2": 4}]
-        assert made.added["PRTE_MCA_rmaps_default_mapping_policy"] == "slot:oversubscribe"
-    assert "PRTE_MCA_rmaps_default_mapping_policy" not in planned(one(), site=site).added
 
 
 @ANY
@@ -193,33 +187,6 @@ def test_a_job_on_this_host_alone(mpi: tuple[Mpi, Mpiexec]) -> None:
     assert where(made) == [None]
     assert "-n 3" in " ".join(made.command)
     assert made.added["MASTER_ADDR"] == "localhost"
-    crowded = planned(one(4), mpi=mpi, site=site).added
-    assert ("slot:oversubscribe" in crowded.values()) == (mpi is OPENMPI)
-
-
-# --- cores: those of the hosts of the ranks, not those of the host on which mpicoll.run is called ---
-
-ALLOCATED = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2],n7", "SLURM_TASKS_PER_NODE": "4(x2),2", "SLURM_NTASKS": "10"}
-CPUS_16 = {**ALLOCATED, "SLURM_JOB_CPUS_PER_NODE": "16(x3)"}
-
-
-@pytest.mark.parametrize(
-    ("program", "environ", "crowded"),
-    [
-        (one(), CPUS_16, False),  # the login node has 2 cores
-        (one(), {**ALLOCATED, "SLURM_JOB_CPUS_PER_NODE": "16(x2),8"}, False),
-        (one(), {**ALLOCATED, "SLURM_JOB_CPUS_PER_NODE": "2(x3)"}, True),
-        (one(8, hosts="n1:4,n7:4"), CPUS_16, False),
-        (one(4, hosts="here:4"), CPUS_16, True),  # outside the allocation
-        (one(), ALLOCATED, False),  # an old Slurm
-        (one(8, hosts="a:4,b:4"), {}, False),
-        (one(4), {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n3", "SLURM_JOB_CPUS_PER_NODE": "8"}, False),
-        (one(4), {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "here", "SLURM_JOB_CPUS_PER_NODE": "8"}, True),
-    ],
-)
-def test_the_cores_are_those_of_the_hosts_of_the_ranks(program: Asked, environ: dict[str, str], crowded: bool) -> None:
-    made = planned(program, site=a_site(cores=2, **environ))
-    assert ("PRTE_MCA_rmaps_default_mapping_policy" in made.added) == crowded
 
 
 # --- a number of nodes ---

@@ -77,7 +77,7 @@ def test_output_through_the_pipe_is_whole(tmp_path: Path) -> None:
         "-n 2 python job.py A",
         "-n 2 python -W error -m job A",
         "--nproc_per_node=2 --nnodes=1 --standalone --rdzv_backend=c10d --max-restarts=0 job.py A",
-        "-H localhost -N 2 --oversubscribe --bind-to none job.py A",
+        "-H localhost -N 2 --bind-to none job.py A",
         "--hostfile slots job.py A",
         "--hostfile colons job.py A",
         "-n 1 job.py A : -n 1 -m package.mod A",
@@ -234,9 +234,9 @@ else:
 
 @pytest.mark.launch
 def test_a_rank_starts_more_processes_than_there_are_cores(tmp_path: Path) -> None:
-    """(--oversubscribe had no effect. Open MPI refused them with "not enough slots", as under plain mpiexec.)"""
+    """(Open MPI refused them with "not enough slots", as under plain mpiexec.)"""
     count = cpus.usable_cores() + 1
-    done = run(tmp_path, "--oversubscribe", "-n", "1", script(tmp_path, SPAWNS), str(count))
+    done = run(tmp_path, "-n", "1", script(tmp_path, SPAWNS), str(count))
     assert done.stdout.strip() == str([[float(count)] * 2] * count), done.stderr
 
 
