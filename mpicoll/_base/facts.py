@@ -10,16 +10,8 @@ from typing import Any, NamedTuple
 MOST_LISTED = 16  # sizes
 MOST_PAIRS = 4
 Blocks = dict[int, int]  # bytes, by group rank
-DTYPE = re.compile(r"\b((?:b?float|u?int|complex|bool)(\d*)\w*)")  # its name, its bits
-# What calls of one collective may differ in, and where it stands in the words of a call.
-ASPECTS = {
-    "the reduction": r"\(([A-Z_]+)[,)]",
-    "the dtype": DTYPE.pattern,
-    "the number of elements": r"(\d+) (?:elements?|bytes)",
-    "the sizes of the blocks": r"blocks of (\[.*?\])",
-    "the root": r"root (\d+)",
-    "the kind of device": r"\bon (\w+)",
-}
+DTYPE = re.compile(r"(?:b?float|u?int|complex|bool)(\d*)\w*")  # its bits
+UNKNOWN = "another call"  # the operation of a call of which nothing else is known
 
 
 class Facts(NamedTuple):
@@ -38,14 +30,15 @@ class Facts(NamedTuple):
     refusal: str = ""
 
     def __str__(self) -> str:
+        if self.operation == UNKNOWN:
+            return UNKNOWN
         if self.refusal:
             return f"{self.operation}, refused: {self.refusal}"
         words = [word for word in (self.reduction, self.dtype) if word]
         if self.nbytes is not None:
             words.append(self.amount(self.nbytes))
-        part = not self.operation  # of a coalesced operation: its tensors may differ in number alone
-        if self.sizes and (part or min(self.sizes) != max(self.sizes)):
-            words.append(f"blocks of {_listed(tuple(nbytes // self._itemsize() for nbytes in self.sizes))} {self._unit()}s")
+        if blocks := self.blocks():
+            words.append(f"blocks of {_listed(blocks)} {self._unit()}s")
         if self.root is not None:
             words.append(f"root {self.root}")
         words += [f"to rank {rank}: {self.amount(nbytes)}" for rank, nbytes in (self.sends or {}).items()]
@@ -55,10 +48,27 @@ class Facts(NamedTuple):
             words.append(f"on {self.device}")
         return f"{self.operation}({', '.join(words)})"
 
+    def blocks(self) -> list[int]:
+        """Elements of each rank's block, where they differ. The tensors of a coalesced operation may differ in number alone."""
+        shown = self.sizes and (self.operation == "" or min(self.sizes) != max(self.sizes))
+        return [nbytes // self._itemsize() for nbytes in self.sizes] if shown else []
+
+    def aspects(self) -> dict[str, list[object]]:
+        """What calls of one collective may differ in; of a coalesced one, for each of its tensors."""
+        calls = (self, *self.parts)
+        return {
+            "the reduction": [call.reduction for call in calls],
+            "the dtype": [call.dtype for call in calls],
+            "the number of elements": [call.nbytes and call.nbytes // call._itemsize() for call in calls],
+            "the sizes of the blocks": [call.blocks() for call in calls],
+            "the root": [call.root for call in calls],
+            "the kind of device": [call.device for call in calls],
+        }
+
     def _itemsize(self) -> int:
         """Bytes of an element; 1 if the dtype is not known."""
         found = DTYPE.fullmatch(self.dtype)
-        return max(1, int(found[2] or 8) // 8) if found else 1
+        return max(1, int(found[1] or 8) // 8) if found else 1
 
     def _unit(self) -> str:
         return "element" if DTYPE.fullmatch(self.dtype) else "byte"
@@ -85,12 +95,10 @@ class Facts(NamedTuple):
         return cls(**known)
 
 
-def _listed(sizes: tuple[int, ...]) -> str:
-    """All of a few sizes; of many the first ones and a checksum, because a rank's board has a limit."""
-    if len(sizes) <= MOST_LISTED:
-        return str(list(sizes))
-    first = ", ".join(map(str, sizes[:MOST_LISTED]))
-    return f"[{first}, ...] ({len(sizes)}, checksum {zlib.crc32(repr(sizes).encode()):x})"
+def _listed(sizes: list[int]) -> str:
+    """All of a few sizes; of many the first ones and a checksum."""
+    checksum = f", ...] ({len(sizes)}, checksum {zlib.crc32(repr(sizes).encode()):x})"
+    return str(sizes) if len(sizes) <= MOST_LISTED else str(sizes[:MOST_LISTED])[:-1] + checksum
 
 
 def difference(calls: Mapping[int, Facts]) -> str:
@@ -125,28 +133,27 @@ def _capital(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def mismatch(calls: Mapping[int, object]) -> str:
-    """Returns, for calls that differ: in what, each call, and what all ranks must do. ``calls``: by rank, also as words."""
+def mismatch(calls: Mapping[int, Facts]) -> str:
+    """Returns, for calls that differ: in what, each call, and what all ranks must do. ``calls``: by rank."""
     what, remedy = what_differs(calls)
     return ". ".join(filter(None, [what, _capital(in_words(calls)), remedy]))
 
 
-def what_differs(calls: Mapping[int, object]) -> tuple[str, str]:
+def what_differs(calls: Mapping[int, Facts]) -> tuple[str, str]:
     """Returns in what these calls differ, and what all ranks must do; the latter is empty after a refusal."""
-    texts = {rank: str(call) for rank, call in calls.items()}
-    if refused := [rank for rank, text in texts.items() if ", refused: " in text]:
+    if refused := [rank for rank, call in calls.items() if call.refusal]:
         return f"{ranks_in_words(sorted(refused))} refused the arguments", ""
-    operations = {text.partition("(")[0] for text in texts.values()}
-    if len(operations) > 1:
+    first, *others = calls.values()
+    if any(call.operation != first.operation for call in others):
         return "the ranks call different collectives", "All ranks must call the same collectives in the same order"
-    if len({text.count("(") for text in texts.values()}) > 1:
-        return f"the ranks' calls of {operations.pop()} differ in the number of tensors", "All ranks must agree on it"
-    differ = [aspect for aspect, place in ASPECTS.items() if len({tuple(re.findall(place, text)) for text in texts.values()}) > 1]
+    if any(len(call.parts) != len(first.parts) for call in others):
+        return f"the ranks' calls of {first.operation} differ in the number of tensors", "All ranks must agree on it"
+    differ = [aspect for aspect, value in first.aspects().items() if any(call.aspects()[aspect] != value for call in others)]
     what = " and ".join(differ) or "the arguments"
-    return f"the ranks' calls of {operations.pop()} differ in {what}", f"All ranks must agree on {what}"
+    return f"the ranks' calls of {first.operation} differ in {what}", f"All ranks must agree on {what}"
 
 
-def in_words(calls: Mapping[int, object]) -> str:
+def in_words(calls: Mapping[int, Facts]) -> str:
     """Returns the calls by rank, equal ones together."""
     by_call: dict[str, list[int]] = {}
     for rank in sorted(calls):

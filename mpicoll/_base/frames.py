@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import linecache
+import opcode
 import sys
 import traceback
 from pathlib import Path
@@ -10,6 +10,7 @@ from types import TracebackType
 
 from mpicoll._base.errors import MpicollError
 
+RAISE = opcode.opmap["RAISE_VARARGS"]  # the bytecode of ``raise error``
 STANDARD = str(Path(traceback.__file__).parent)
 
 
@@ -33,7 +34,8 @@ def is_refusal(error: BaseException) -> bool:
         trace = trace.tb_next
     file = "" if trace is None else trace.tb_frame.f_code.co_filename
     ours = file.startswith((*_folders("mpicoll"), *(f"{folder}distributed/" for folder in _folders("torch"))))
-    return ours and trace is not None and linecache.getline(file, trace.tb_lineno).lstrip().startswith("raise ")
+    raised = trace is not None and trace.tb_frame.f_code.co_code[trace.tb_lasti] == RAISE
+    return ours and raised and not isinstance(error, AssertionError)  # `assert` raises by the same bytecode
 
 
 def shorten(error: BaseException) -> None:

@@ -10,7 +10,7 @@ from mpicoll._base.waits import PATIENCE_S
 from mpicoll._faults import exit_handshake, inquiries
 from mpicoll._faults.group_state import GroupState
 from mpicoll._faults.inquiries import Absent
-from mpicoll._faults.ledger import MOST_GROUPS, PROGRAM_ENDED, Rank
+from mpicoll._faults.ledger import MOST_GROUPS, NOTHING, PROGRAM_ENDED, Rank
 
 MOST_NAMED = 4  # ranks that may send what a receive from any rank waits for
 
@@ -75,7 +75,7 @@ def _absent(group: GroupState, rank: int, known: Rank) -> Absent:
     if seen is None and len(known.groups) >= MOST_GROUPS:
         last = "nothing is known of its calls on this group"
     else:
-        last = inquiries.last_call(*((0, 0, "", 0.0, 0) if seen is None else (*seen[:4], seen.left, seen.ending)))
+        last = str(seen or NOTHING)
     if known.over == PROGRAM_ENDED:
         return Absent(rank, exit_handshake.ended(0 if seen is None else seen.begun), True)
     if state == RUNS:

@@ -21,9 +21,10 @@ from contextlib import contextmanager, nullcontext
 from time import monotonic
 from typing import NamedTuple
 
+from mpicoll._base.facts import Facts
 from mpicoll._base.waits import AT_END_S, NEXT_S, SILENT_S
 from mpicoll._faults import roll_call
-from mpicoll._faults.ledger import PROGRAM_ENDED
+from mpicoll._faults.ledger import PROGRAM_ENDED, counted
 from mpicoll._mpi import abort, arrivals, library, runtime, survivors
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.library import MPI
@@ -54,7 +55,7 @@ class Answer(NamedTuple):
         begun: Number of collectives that the rank has begun on it.
         words: What it did last.
         left: Why the rank will begin no more, in words that follow its number; empty: it may begin more.
-        call: Its call at the place that was asked for, in words; empty if it has not come there.
+        call: Its call at the place that was asked for; None if it has not come there.
         about: Of the question.
         ending: How the rank has left the group (`GroupState.ending`); empty: it has not.
     """
@@ -63,7 +64,7 @@ class Answer(NamedTuple):
     begun: int
     words: str
     left: str = ""
-    call: str = ""
+    call: Facts | None = None
     about: int = 0
     ending: str = ""
 
@@ -78,10 +79,6 @@ def expect_all() -> None:
     """
     global _all_come
     _all_come = True
-
-
-def counted(collectives: int) -> str:
-    return f"{collectives} collective{'' if collectives == 1 else 's'}"
 
 
 def ended(collectives: int) -> str:

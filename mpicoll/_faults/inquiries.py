@@ -16,12 +16,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from mpicoll._base.facts import UNKNOWN, Facts
 from mpicoll._base.torch_errors import GroupDestroyed
 from mpicoll._base.waits import SILENT_S
 from mpicoll._faults import exit_handshake
 from mpicoll._faults.exit_handshake import Answer, Question
 from mpicoll._faults.group_state import GroupState
-from mpicoll._faults.ledger import newest
+from mpicoll._faults.ledger import NOTHING, counted, newest, state
 from mpicoll._tensors import signatures
 
 MOST_ASKED = 32  # questions of a rank about one group at one look
@@ -100,53 +101,33 @@ def gone(world: GroupState, ranks: Sequence[int]) -> tuple[int, str] | None:
     return next(((rank, f"it has {answers[rank].ending} its default group") for rank in left), None)
 
 
-def other_call(group: GroupState, number: int, own: str) -> tuple[int, str] | None:
+def other_call(group: GroupState, number: int, own: Facts) -> tuple[int, Facts] | None:
     """Returns a rank that calls something else than ``own`` at this place of the order, and its call."""
     wait: _Wait | None = group.waits.get(number)
     answers = {} if wait is None else wait.answers
-    return next(((rank, answer.call) for rank, answer in answers.items() if answer.call not in ("", own)), None)
+    return next(((rank, answer.call) for rank, answer in answers.items() if answer.call not in (None, own)), None)
 
 
 def own_answer(groups: Iterable[GroupState], question: Question, ended: Mapping[str, tuple[int, str]]) -> Answer:
     """Returns what this rank answers. ``ended``: the groups that it has left."""
     group = next((each for each in groups if each.name == question.group), None)
     where = f"its process {os.getpid()} on {socket.gethostname()} runs"
-    begun, left, its_call, ending = 0, "", "", ""
+    begun, left, its_call, ending = 0, "", None, ""
     if question.group in ended and (group is None or isinstance(group.broken, GroupDestroyed)):
         begun, ending = ended[question.group]
-        last = last_call(begun, begun, "", 0.0, 0, ending)
-        left = f"which has {ending} the group (after {exit_handshake.counted(begun)} on it)"
+        last = str(NOTHING._replace(begun=begun, ending=ending))
+        left = f"which has {ending} the group (after {counted(begun)} on it)"
     elif group is None:
         last = "it does not have this group"
     else:
-        last, its_call = _last(group), call(group, question.number)
+        last, its_call = str(state(group, group.history)), call(group, question.number)
         begun = group.left - 1 if group.left else group.history[-1][0] if group.history else 0
         if group.left:
-            left = f"on which an exception has left its collective {group.left}, {call(group, group.left)}, half done"
+            left = f"on which an exception has left its collective {group.left}, {call(group, group.left) or UNKNOWN}, half done"
     return Answer(question.group, begun, f"{last}; {where}", left, its_call, question.about, ending)
 
 
-def call(group: GroupState, number: int) -> str:
-    """Returns this rank's call at a place of the order, in words; empty if it is not known."""
+def call(group: GroupState, number: int) -> Facts | None:
+    """Returns this rank's call at a place of the order; None if it is not known."""
     entry = next((entry for entry in newest(group, number - 1) if entry[0] == number), None) if number > 0 else None
-    return "" if entry is None else signatures.alike(entry[1], entry[3])[1]
-
-
-def _last(group: GroupState) -> str:
-    if not group.history:
-        return last_call(0, 0, "", 0.0, 0)
-    entry = group.history[-1]
-    return last_call(entry[0], group.ended, signatures.alike(entry[1], entry[3])[1], entry[2], group.left)
-
-
-def last_call(begun: int, ended: int, last: str, since: float, left: int, ending: str = "") -> str:
-    """Returns in words what a rank has done last on a group. The arguments are as in `ledger.Seen`."""
-    if ending:
-        return f"it has {ending} this group, after {exit_handshake.counted(begun)} on it"
-    if not last:
-        return "it has begun no collective on this group"
-    if left:
-        return f"an exception has left its collective {begun} on this group, {last}, half done, and it can use the group no more"
-    if ended < begun:
-        return f"it is in its collective {begun} on this group, {last}, for {time.monotonic() - since:.0f} s"
-    return f"its last collective on this group is number {begun}, {last}, which has ended"
+    return None if entry is None else signatures.alike(entry[1], entry[3])[1]

@@ -16,9 +16,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from threading import Lock
-from typing import ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
+from time import monotonic
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from mpicoll._base.errors import MpicollError
+from mpicoll._base.facts import UNKNOWN, Facts
 from mpicoll._base.torch_errors import GroupDestroyed
 from mpicoll._base.waits import BOARD_S, LOOK_S, RAISES_S
 from mpicoll._mpi.boards import MOST, Boards
@@ -28,10 +30,9 @@ from mpicoll._tensors.calls import Signature
 REMEMBERED = 2000  # collectives of a group whose calls are kept
 LOOKS = max(1, round(BOARD_S / LOOK_S))  # whose entries stand on a board
 PATIENT_LOOKS = round(RAISES_S / LOOK_S)  # after an error on one rank; the programs may go on
-MOST_TEXTS, MOST_GROUPS = 200, 100  # on a board
+MOST_KNOWN, MOST_GROUPS = 200, 100  # calls and groups on a board
 PROGRAM_ENDED, WORLD_ENDED = "its program has ended", "it has destroyed its default group"
 LAST_CALLS = 20  # on a board, of a group that the rank has left
-UNKNOWN = "another call"  # one whose words do not fit on the board
 
 
 # A collective that this rank has begun: (its number on the group, operation, start time, signature, asynchronous).
@@ -61,7 +62,7 @@ class Seen(NamedTuple):
     Attributes:
         begun: Number of the last collective that the rank has begun.
         ended: Number of the last one that has ended there.
-        last: The call of the last one that it has begun.
+        last: The call of the last one that it has begun; None: there is none.
         since: When it began, by the node's clock.
         first: Number of the first collective in ``calls``.
         calls: A number for each call; equal numbers are equal calls.
@@ -72,7 +73,7 @@ class Seen(NamedTuple):
 
     begun: int
     ended: int
-    last: str
+    last: Facts | None
     since: float
     first: int
     calls: list[int]
@@ -80,22 +81,44 @@ class Seen(NamedTuple):
     left: int
     ending: str = ""
 
+    def __str__(self) -> str:
+        """What the rank has done last on the group."""
+        if self.ending:
+            return f"it has {self.ending} this group, after {counted(self.begun)} on it"
+        if self.last is None:
+            return "it has begun no collective on this group"
+        place = f"its collective {self.begun} on this group, {self.last}"
+        if self.left:
+            return f"an exception has left {place}, half done, and it can use the group no more"
+        if self.ended < self.begun:
+            return f"it is in {place}, for {monotonic() - self.since:.0f} s"
+        return f"its last collective on this group is number {self.begun}, {self.last}, which has ended"
+
+
+NOTHING = Seen(0, 0, None, 0.0, 1, [], False, 0)
+
+
+def counted(collectives: int) -> str:
+    return f"{collectives} collective{'' if collectives == 1 else 's'}"
+
 
 class Rank(NamedTuple):
-    """What another rank has written. ``texts``: calls in words, by their numbers. ``over``: why it makes no group any more."""
+    """What another rank has written. ``known``: calls in JSON, by their numbers. ``over``: why it makes no group any more."""
 
     pid: int
     groups: dict[str, Seen]
-    texts: dict[str, str]
+    known: dict[str, dict[str, Any]]
     over: str = ""
     messages: Sequence[Sequence[float]] = ()  # as in `Ledger.messages`
 
-    def call(self, key: str, number: int) -> str:
-        """Returns the rank's call at this place of a group's order; empty if it is not known."""
+    def call(self, key: str, number: int) -> Facts | None:
+        """Returns the rank's call at this place of a group's order; None if it is not known."""
         seen = self.groups.get(key)
         if seen is None or not seen.first <= number <= seen.begun:
-            return ""
-        return seen.last if number == seen.begun else self.texts.get(str(seen.calls[number - seen.first]), UNKNOWN)
+            return None
+        if number == seen.begun:
+            return seen.last
+        return Facts.from_json(self.known.get(str(seen.calls[number - seen.first]), {"operation": UNKNOWN}))
 
 
 class Mismatch(NamedTuple):
@@ -103,7 +126,7 @@ class Mismatch(NamedTuple):
 
     number: int
     other: int  # global rank
-    calls: tuple[str, str]  # of the other and of this rank
+    calls: tuple[Facts, Facts]  # of the other and of this rank
 
 
 class Ledger:
@@ -147,28 +170,27 @@ class Ledger:
         if state == self._written:
             return
         self._written = state
-        texts: dict[str, str] = {}
+        known: dict[str, Any] = {}
         begun, self._begun = self._begun, {}
-        rows = [*self._ended.items(), *((group.key, self._row(group, begun.get(group.key, []), texts)) for group in used)]
-        while len(text := json.dumps([os.getpid(), dict(rows), texts, self.over, self.messages]).encode()) > MOST:
-            if texts:
-                texts.clear()
+        seen = [*self._ended.items(), *((group.key, self._row(group, begun.get(group.key, []), known)) for group in used)]
+        rows = [(key, [*row[:2], row.last and row.last.as_json(), *row[3:]]) for key, row in seen]
+        while len(text := json.dumps([os.getpid(), dict(rows), known, self.over, self.messages]).encode()) > MOST:
+            if known:
+                known.clear()
             else:
                 rows = rows[len(rows) // 2 + 1 :]
         self.boards.write(text)
 
-    def _row(self, group: Member, looks: list[int], texts: dict[str, str]) -> Seen:
+    def _row(self, group: Member, looks: list[int], known: dict[str, Any]) -> Seen:
         history = newest(group, min(_begun(group) - 1, looks[0] if len(looks) == LOOKS else 0))
         begun = history[-1][0] if history else 0
         described = [signatures.alike(entry[1], entry[3]) for entry in history]
-        for word, text in reversed(described):
-            if len(texts) >= MOST_TEXTS:
+        for word, call in reversed(described):
+            if len(known) >= MOST_KNOWN:
                 break
-            texts[str(word)] = text
+            known[str(word)] = call.as_json()
         self._begun[group.key] = [*looks, begun][-LOOKS:]
-        words = [word for word, _ in described]
-        last, since, first = (described[-1][1], history[-1][2], history[0][0]) if history else ("", 0.0, 1)
-        return Seen(begun, group.ended, last, since, first, words, group.broken is not None, group.left)
+        return state(group, history)._replace(first=history[0][0] if history else 1, calls=[word for word, _ in described])
 
     def read(self, rank: int) -> Rank | None:
         """Returns what a rank has written; None if it is on another node, has written nothing, or is writing."""
@@ -176,9 +198,11 @@ class Ledger:
         if text is None:
             return None
         pid, groups, *others = json.loads(text)
-        return Rank(pid, {key: Seen(*row) for key, row in groups.items()}, *others)
+        return Rank(
+            pid, {key: Seen(*row)._replace(last=row[2] and Facts.from_json(row[2])) for key, row in groups.items()}, *others
+        )
 
-    def calls(self, group: Member, number: int) -> dict[int, str]:
+    def calls(self, group: Member, number: int) -> dict[int, Facts]:
         """Returns the calls at this place of the order, by global rank, of the members on this node that have written them."""
         found = {}
         for rank in group.global_ranks:
@@ -213,10 +237,19 @@ class Ledger:
             if number > seen.begun:
                 break
             self._compared[group.key] = number
-            word, text = signatures.alike(entry[1], entry[3])
+            word, call = signatures.alike(entry[1], entry[3])
             if seen.calls[number - seen.first] != word:
-                return Mismatch(number, rank, (other.call(group.key, number), text))
+                return Mismatch(number, rank, (other.call(group.key, number) or Facts(UNKNOWN), call))
         return None
+
+
+def state(group: Member, history: Sequence[Entry]) -> Seen:
+    """What this rank has done last on a group."""
+    if not history:
+        return NOTHING._replace(failed=group.broken is not None, left=group.left)
+    number, operation, since, signature, _ = history[-1]
+    last = signatures.alike(operation, signature)[1]
+    return Seen(number, group.ended, last, since, number, [], group.broken is not None, group.left)
 
 
 def _begun(group: Member) -> int:

@@ -30,7 +30,7 @@ from mpicoll._faults.attendance import POLLS
 from mpicoll._faults.exit_handshake import DISMISSED, SHOW, Answer, Question
 from mpicoll._faults.group_state import EVERYBODY, GroupState, Messages, MessageWork, Work
 from mpicoll._faults.inquiries import Absent
-from mpicoll._faults.ledger import UNKNOWN, Ledger, Mismatch
+from mpicoll._faults.ledger import Ledger, Mismatch
 from mpicoll._mpi import abort, errors, runtime, survivors
 
 MOST_SHOWN = 2  # ranks that show where they are, beside the one that ends the job
@@ -124,14 +124,14 @@ class Watchdog:
 
         Waits until all ranks of the node have written theirs.
         """
-        ledger, deadline, found = group.ledger, time.monotonic() + STACK_S, dict[int, str]()
+        ledger, deadline, found = group.ledger, time.monotonic() + STACK_S, dict[int, facts.Facts]()
         if ledger is None:
             return ""
         self.write(ledger)
         while time.monotonic() < deadline and len(found) < sum(rank in ledger.boards.ranks for rank in group.global_ranks):
             time.sleep(0.01)
             found = ledger.calls(group, number)
-        known = {rank: call for rank, call in found.items() if call != UNKNOWN}
+        known = {rank: call for rank, call in found.items() if call.operation != facts.UNKNOWN}
         return facts.mismatch(known) if len(set(known.values())) > 1 else ""
 
     def stop(self, answers: bool = False) -> None:
@@ -288,7 +288,7 @@ class Watchdog:
         group, number = waiting.group, waiting.number
         if number and not group.checked and group.ledger is not None and group.ledger.compares:
             own = inquiries.call(group, number)
-            if own and (other := inquiries.other_call(group, number, own)) is not None:
+            if own is not None and (other := inquiries.other_call(group, number, own)) is not None:
                 _end_mismatch(group, Mismatch(number, other[0], (other[1], own)))
 
 
@@ -385,7 +385,7 @@ def _end_mismatch(group: GroupState, mismatch: Mismatch) -> None:
     """Ends the job, because of different calls. Many ranks may find that at the same moment; see `_end`."""
     time.sleep(waits.LEAD_S / 2 * min(max(0, group.rank - 1), MOST_BEFORE))  # on one node, rank 1 is the first that can find it
     number, other, calls = mismatch
-    own, refused = group.global_ranks[group.rank], any(", refused: " in call for call in calls)
+    own, refused = group.global_ranks[group.rank], any(call.refusal for call in calls)
     values = "No tensor has changed." if refused else "Tensors may have wrong values."
     what = f"group {group.name!r}, collective number {number}: {facts.mismatch({other: calls[0], own: calls[1]})}"
     more = f"{values} With MPICOLL_CHECK=1 all ranks raise CollectiveMismatch before a tensor changes"

@@ -33,7 +33,7 @@ REST_S = 0.05  # for the rest of a line: faulthandler writes lines in parts. A p
 LINES = re.compile(rb"[^\n]*\n|[^\n]+")
 LINE = re.compile(
     rb"Abort\(\d+\) on node \d+ \(rank \d+ in comm \d+\): (application called MPI_Abort\(|Fatal error in )|"
-    rb"Abort is in progress\.\.\.hit ctrl-c again|mpicoll: rank \d+ of \d+ \([^)]*\): uncaught .*; aborting the job$"
+    rb"Abort is in progress\.\.\.hit ctrl-c again"
 )
 CRASH_LINE = re.compile(
     rb'File "(<frozen runpy>|[^"]*/mpicoll/_launch/(spawn_)?rank\.py)", line \d+ in |Extension modules: .*\(total: \d+\)$'

@@ -64,7 +64,7 @@ class Hooks:
             frames.shorten(error)
             hook(kind, error, trace)
         finally:
-            abort(f"uncaught {kind.__name__}")
+            abort(f"uncaught {kind.__name__}", printed=True)
 
     def _uncaught_in_thread(self, args: threading.ExceptHookArgs) -> None:
         hook = self._next[1] if self._next else threading.__excepthook__
@@ -76,7 +76,7 @@ class Hooks:
             if args.exc_type is not SystemExit:
                 thread = args.thread.name if args.thread else "?"
                 said = last_words.of_error(args.exc_value or args.exc_type())
-                abort(f"uncaught {args.exc_type.__name__} in thread {thread}", *said)
+                abort(f"uncaught {args.exc_type.__name__} in thread {thread}", *said, printed=True)
 
 
 hooks = Hooks()
@@ -90,13 +90,14 @@ def _exit(status: int) -> NoReturn:
     die(f"os._exit({status}) in process {os.getpid()}; this rank ends, and the others go on")
 
 
-def abort(reason: str, cause: str = "", culprit: tuple[int, bool] | None = None) -> None:
+def abort(reason: str, cause: str = "", culprit: tuple[int, bool] | None = None, printed: bool = False) -> None:
     """Ends the whole job. Does nothing in a forked child, in a job of one rank, or while MPI is not running.
 
     Args:
         reason: For standard error.
         cause: For the last line of `mpicoll.run`; empty: the reason.
         culprit: The rank of this world that ``cause`` is about, and whether its process has ended; None: this rank.
+        printed: Standard error has a traceback; the last line of `mpicoll.run` says the rest.
     """
     if runtime.in_forked_child():
         return
@@ -110,7 +111,10 @@ def abort(reason: str, cause: str = "", culprit: tuple[int, bool] | None = None)
     rank = f"rank {world.rank} of {world.size} ({world.hostname})"
     if survivors.possible():
         die(f"{rank}: {reason}; this rank ends, and the others go on")
-    _say(f"{rank}: {reason}; aborting the job")
+    if not printed or last_words.monitored() is None:
+        _say(f"{rank}: {reason}; aborting the job")
+    sys.stdout.flush()
+    sys.stderr.flush()
     time.sleep(FORWARDING_S)
     # A thread of C, which needs no interpreter lock. It calls _exit(1).
     faulthandler.dump_traceback_later(ABORT_S, exit=True, file=open(os.devnull, "w"))  # noqa: SIM115  open until the end

@@ -56,18 +56,18 @@ def facts(operation: str, signature: Signature) -> Facts:
 
 
 @lru_cache(MOST_KNOWN)
-def _described(operation: str, signature: Signature) -> tuple[int, str]:
-    text = str(facts(operation, signature))
-    return zlib.crc32(text.encode()), text
+def _described(operation: str, signature: Signature) -> tuple[int, Facts]:
+    call = facts(operation, signature)
+    return zlib.crc32(str(call).encode()), call
 
 
-def alike(operation: str, signature: Signature) -> tuple[int, str]:
-    """Returns what all ranks must have alike: as a number that is equal for equal calls, and in words.
+def alike(operation: str, signature: Signature) -> tuple[int, Facts]:
+    """Returns what all ranks must have alike: as a number that is equal for equal calls, and as values.
 
     Refusals of one operation are alike whatever their errors say, which may name the rank.
     """
     if isinstance(signature, Refused):
-        return zlib.crc32(f"{operation}, refused".encode()), str(facts(operation, signature))
+        return zlib.crc32(f"{operation}, refused".encode()), facts(operation, signature)
     if len(signature) > 3 and isinstance(signature[3], tuple) and isinstance(signature[3][0], list):
         signature = signature[:3]  # of blocks whose size only sender and receiver know
     try:

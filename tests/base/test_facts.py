@@ -60,11 +60,24 @@ def test_difference_names_the_ranks_of_each_call() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_the_words_say_what_differs(changed: dict[str, Any], what: str) -> None:
-    """Calls in words, as a rank finds them on another rank's board, are as good as their values."""
+    """Of a coalesced operation, too, in one of its tensors."""
     call = Facts("reduce", "SUM", "float32", 8, root=0, sizes=(8, 16))
-    for calls in {0: call, 1: call._replace(**changed)}, {0: str(call), 1: str(call._replace(**changed))}:
+    whole, other = Facts("reduce", parts=(Facts("", "SUM", "float32", 8), call._replace(operation=""))), call._replace(**changed)
+    parts = (whole.parts[0], other._replace(operation=""))
+    for calls in {0: call, 1: other}, {0: whole, 1: whole._replace(parts=parts)}:
         assert mismatch(calls).startswith(f"the ranks' calls of reduce differ in {what}. Rank 0: ")
         assert mismatch(calls).endswith(f"All ranks must agree on {what}")
+
+
+def test_of_many_sizes_the_words_have_the_first_ones() -> None:
+    """And a checksum: calls that differ have other words."""
+    sizes = (*range(4, 44, 4), *[4] * 30)
+    call, other = (Facts("all_gather", dtype="int32", sizes=each) for each in (sizes, (*sizes[:-1], 8)))
+    first = "all_gather(int32, blocks of [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 1, 1, 1, 1, 1, ...] (40, checksum "
+    assert str(call).startswith(first)
+    assert str(other).startswith(first)
+    assert str(call) != str(other)
+    assert "differ in the sizes of the blocks" in mismatch({0: call, 1: other})
 
 
 def test_the_words_for_other_collectives_and_for_a_refusal() -> None:

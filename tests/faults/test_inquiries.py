@@ -7,6 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from mpicoll._base.facts import Facts
 from mpicoll._faults import exit_handshake, inquiries
 from mpicoll._faults.exit_handshake import Answer, Question
 from mpicoll._mpi import library, runtime, survivors
@@ -40,8 +41,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
     return found
 
 
-def answer(question: Question, begun: int, call: str) -> Answer:
-    return Answer(question.group, begun, "words", call=call, about=question.about)
+def call(number: int) -> Facts:
+    return Facts("all_reduce", nbytes=number)
+
+
+def answer(question: Question, begun: int, number: int) -> Answer:
+    return Answer(question.group, begun, "words", call=call(number), about=question.about)
 
 
 def test_a_late_answer_is_about_the_collective_of_its_question(asked: list[Asked]) -> None:
@@ -49,11 +54,11 @@ def test_a_late_answer_is_about_the_collective_of_its_question(asked: list[Asked
     for number in (5, 6):
         inquiries.ask(group, number, [1])
     late, current = (each.question for each in asked)
-    inquiries.heard(group, 1, answer(late, 5, "all_reduce(1)"))
-    assert inquiries.other_call(group, 6, "all_reduce(2)") is None
+    inquiries.heard(group, 1, answer(late, 5, 1))
+    assert inquiries.other_call(group, 6, call(2)) is None
     assert inquiries.absent(group, 6, [1]) == []
-    inquiries.heard(group, 1, answer(current, 6, "all_reduce(3)"))
-    assert inquiries.other_call(group, 6, "all_reduce(2)") == (1, "all_reduce(3)")
+    inquiries.heard(group, 1, answer(current, 6, 3))
+    assert inquiries.other_call(group, 6, call(2)) == (1, call(3))
 
 
 def test_an_answer_to_an_earlier_world_counts_for_nothing(asked: list[Asked]) -> None:
@@ -62,8 +67,8 @@ def test_an_answer_to_an_earlier_world_counts_for_nothing(asked: list[Asked]) ->
     later: Any = Group()
     for group in (earlier, later):
         inquiries.ask(group, 1, [1])
-    inquiries.heard(later, 1, answer(asked[0].question, 1, "barrier()"))
-    assert inquiries.other_call(later, 1, "all_reduce(1)") is None
+    inquiries.heard(later, 1, answer(asked[0].question, 1, 0))
+    assert inquiries.other_call(later, 1, call(1)) is None
 
 
 def test_no_answer_arrives_while_a_rank_dies(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,8 +26,7 @@ HYDRA = (
     b"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)\n"
     b"This typically refers to a problem with your application.\nPlease see the FAQ page for debugging suggestions\n"
 )
-OURS = b"mpicoll: rank 1 of 2 (node 1): uncaught ValueError; aborting the job\n"
-REPORTS = ABORT, ENDED, OF_MPICH, FATAL, HYDRA, OURS
+REPORTS = ABORT, ENDED, OF_MPICH, FATAL, HYDRA
 OWN = (
     b"epoch 1\n", b"10 %\r20 %\r\n", b"-----\n", RULE + b"\nmy table\n" + RULE + b"\n1 2\n", b"Abort(1) of a transaction\n",
     b"a\n\nb\n", b"\n", b"\1\0\2\n\0\0\3\n", b"=" * 83 + b"\n", b"mpicoll: rank 1 of 2 (a): here\n", b"Please see below\n",
@@ -171,7 +170,7 @@ def test_the_empty_lines_of_a_traceback() -> None:
     errors, cause = Output(-1), b"[rank%d]: KeyError: 1\n\n[rank%d]: During handling of the above exception, ...\n\n"
     chain = [traceback_of(rank, "a") + cause % (rank, rank) + traceback_of(rank, "b") + b"\n" for rank in (0, 1)]
     assert errors.sort(chain[0]) == chain[0][:-1]
-    assert errors.sort(chain[1] + OURS + ABORT) == b""
+    assert errors.sort(chain[1] + ABORT) == b""
     assert errors.rest(explained=True) == b"[rank1]: the same\n"
 
 
