@@ -137,15 +137,6 @@ VARIABLES = (
         minimum=1,
     ),
     Variable(
-        "MPICOLL_NODE_SIZE",
-        int,
-        default=0,
-        unit="ranks",
-        meaning="treats every group of this many ranks of a host as a node, to try the algorithms between nodes; 0: "
-        "real nodes (rank 0 decides)",
-        minimum=0,
-    ),
-    Variable(
         "MPICOLL_TUNING",
         str,
         default="",

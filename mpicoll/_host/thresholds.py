@@ -13,6 +13,7 @@ machine). All ranks use rank 0's table.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -279,7 +280,7 @@ def choices(library: str = "") -> Choices:
         apart = {operation: {2: everywhere} for operation in APART_FROM}
     return Choices(
         window_bytes=config.get("MPICOLL_WINDOW_BYTES"),
-        node_size=config.get("MPICOLL_NODE_SIZE"),
+        node_size=int(os.environ.get("_MPICOLL_NODE_SIZE", 0)),  # of pretended nodes, for tests; 0: real ones
         window_from=table,
         between_from=between,
         apart_from=apart,

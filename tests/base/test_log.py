@@ -42,7 +42,7 @@ def test_nothing_is_printed_by_default(tmp_path: Path) -> None:
 @pytest.mark.launch
 @pytest.mark.parametrize(("ranks", "node_size", "nodes"), [(2, "2", "2 ranks on 1 node"), (4, "2", "4 ranks on 2 nodes")])
 def test_info_is_one_line_of_rank_0_for_each_world(ranks: int, node_size: str, nodes: str, tmp_path: Path) -> None:
-    lines = job(tmp_path, ranks, MPICOLL_LOG="INFO", MPICOLL_NODE_SIZE=node_size)
+    lines = job(tmp_path, ranks, MPICOLL_LOG="INFO", _MPICOLL_NODE_SIZE=node_size)
     assert len(lines) == 2, lines  # the job makes two worlds
     assert re.fullmatch(
         rf"mpicoll rank 0: (Open MPI|MPICH) [0-9.]+, MPI_THREAD_MULTIPLE; started by (openmpi|hydra); {nodes}"

@@ -124,7 +124,7 @@ def test_cell(way: str, fault: str, outcome: str, clock: dict[str, str]) -> None
 def test_new_group_with_a_rank_of_another_node(fault: str, clock: dict[str, str]) -> None:
     """The waiting rank named the other one after 3 s, but raised at the limit: it cannot read that rank's board."""
     outcome = RAISES_LATER if fault == "has left the group" else PASSES
-    check("new_group", fault, outcome, clock, MPICOLL_NODE_SIZE="1")
+    check("new_group", fault, outcome, clock, _MPICOLL_NODE_SIZE="1")
 
 
 def check(way: str, fault: str, outcome: str, clock: dict[str, str], **environ: str) -> None:

@@ -74,7 +74,7 @@ def test_a_rank_that_stops_is_named() -> None:
 @pytest.mark.parametrize("node_size", ["2", "1"])
 def test_an_exception_that_leaves_a_collective_half_done_is_named(node_size: str) -> None:
     """On the rank itself the group is unusable; the others, which wait in the collective, learn it within a second."""
-    done = job("leaves", MPICOLL_NODE_SIZE=node_size)
+    done = job("leaves", _MPICOLL_NODE_SIZE=node_size)
     took_s = time.time() - began(done.stdout)
     assert done.returncode != 0
     assert "caught\nbarrier on group '0' (rank 1 of 2): the group is unusable" in done.stdout, done.stdout
@@ -104,7 +104,7 @@ ELSEWHERE = r"its process \d+ on \S+ runs"
 def test_a_rank_of_another_node_is_named(how: str, expected: str, clock: dict[str, str]) -> None:
     """It is asked by messages, because its calls cannot be seen."""
     timeout_s = 6 if not clock else 3 if how == "stops" else 1.5
-    done = launch(2, SCRIPT, how, str(timeout_s), timeout_s=40, env={"MPICOLL_NODE_SIZE": "1", **clock})
+    done = launch(2, SCRIPT, how, str(timeout_s), timeout_s=40, env={"_MPICOLL_NODE_SIZE": "1", **clock})
     assert done.returncode != 0
     assert re.search(expected, done.stderr), done.stderr
     if "no end after" in expected and how != "stops":
@@ -113,7 +113,7 @@ def test_a_rank_of_another_node_is_named(how: str, expected: str, clock: dict[st
 
 def test_another_collective_on_another_node_is_named() -> None:
     """Once a rank waits in it: ranks of different nodes do not compare what has ended."""
-    done = job("meets a barrier", MPICOLL_NODE_SIZE="1")
+    done = job("meets a barrier", _MPICOLL_NODE_SIZE="1")
     assert done.returncode != 0
     calls = {"barrier()", "all_gather(float32, 4 elements)"}
     said = re.search(

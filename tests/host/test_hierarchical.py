@@ -1,4 +1,4 @@
-"""Groups over several nodes, which are pretended here: jobs in which every MPICOLL_NODE_SIZE ranks are a node of their own."""
+"""Groups over several nodes, which are pretended here: jobs in which every _MPICOLL_NODE_SIZE ranks are a node of their own."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ ONE_MPI = () if is_open_mpi() else pytest.mark.slow
 
 
 def passes(ranks: int, node_size: int, *paths: str, **variables: str) -> None:
-    done = launch(ranks, *PYTEST, *paths, timeout_s=150, env={"MPICOLL_NODE_SIZE": str(node_size), **variables})
+    done = launch(ranks, *PYTEST, *paths, timeout_s=150, env={"_MPICOLL_NODE_SIZE": str(node_size), **variables})
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout, done.stdout
 

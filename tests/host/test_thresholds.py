@@ -202,7 +202,7 @@ def test_a_wrong_variable_of_rank_0_is_an_error_on_all_ranks() -> None:
 )
 def test_tune_writes_a_table_that_is_read(tmp_path: Path, ranks: int, node_size: int, table: str, number: int) -> None:
     file = tmp_path / "table.json"
-    pretended = {"MPICOLL_NODE_SIZE": str(node_size)} if node_size else {}
+    pretended = {"_MPICOLL_NODE_SIZE": str(node_size)} if node_size else {}
     done = launch(ranks, "-m", "mpicoll.bench", "tune", "--quick", "--out", str(file), timeout_s=100, env=pretended)
     assert done.returncode == 0, done.stderr
     assert f"use it with MPICOLL_TUNING={file}" in done.stdout

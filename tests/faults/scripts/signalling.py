@@ -16,7 +16,7 @@ if CASE == "serialized":
 
     mpi4py.rc.thread_level = "serialized"
 if CASE == "apart":
-    os.environ["MPICOLL_NODE_SIZE"] = "1"
+    os.environ["_MPICOLL_NODE_SIZE"] = "1"
 if CASE == "checked":
     os.environ["MPICOLL_CHECK"] = "1"
 SHORT = timedelta(seconds=1)

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 
-os.environ["MPICOLL_NODE_SIZE"] = "1"
+os.environ["_MPICOLL_NODE_SIZE"] = "1"
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Tests for several ranks on several pretended nodes (MPICOLL_NODE_SIZE); tests/host/test_hierarchical.py starts them.
+"""Tests for several ranks on several pretended nodes (_MPICOLL_NODE_SIZE); tests/host/test_hierarchical.py starts them.
 
 Groups are made afresh, so that each test sees the first use; values are whole numbers, exact in any order of summation.
 """
