@@ -15,7 +15,6 @@ from torch.distributed import GroupMember, ProcessGroup, distributed_c10d
 from torch.nn import Parameter
 
 from mpicoll._base.errors import LaunchError
-from mpicoll._base.torch_errors import GroupDestroyed
 from mpicoll._c10d import dynamo, hooks, register, torch_world
 from mpicoll._c10d.hooks import found as _found
 from mpicoll._c10d.torch_world import world as _world
@@ -286,12 +285,11 @@ def of(group: Any, tensor: Any = None) -> Communicator | None:
     elif isinstance(tensor, Tensor):  # a subclass, which torch dispatches
         return None
     if group is None:
-        group = _world.default_pg
+        group = _world._default_pg
     try:
-        communicator = _found[group]
+        return _found[group]
     except (KeyError, TypeError):
         return _find(group)
-    return _find(group) if type(communicator.broken) is GroupDestroyed else communicator
 
 
 def of_all(group: ProcessGroup | None, tensors: Any) -> Communicator | None:
@@ -341,8 +339,6 @@ def _find(group: Any) -> Communicator | None:
         raise _no_group(group)
     from mpicoll._engine.registry import registry
 
-    for known in [known for known, communicator in _found.items() if type(communicator.broken) is GroupDestroyed]:
-        del _found[known]
     config = _world.pg_backend_config.get(group, "")
     if "cpu:mpi" not in config or group in hooks.hooked:  # another backend's, or destroyed; or torch calls its hooks
         return None
@@ -387,7 +383,7 @@ def _peer(ranks: tuple[int, ...], operation: str, what: str, global_rank: Any, g
     if group_rank is not None:
         if global_rank is not None:
             raise ValueError(f"{operation}: {what} and group_{what} are both given; give one")
-        return group_rank
+        return checks.group_rank(operation, what, group_rank, len(ranks))
     if global_rank is None:
         raise ValueError(f"{operation}: {what} (a global rank) or group_{what} must be given")
     return checks.global_rank(operation, what, global_rank, ranks)

@@ -17,11 +17,9 @@ from torch.distributed import GroupMember, ProcessGroup
 
 from mpicoll._api import groups
 from mpicoll._c10d import dynamo
-from mpicoll._tensors import checks
 from mpicoll._tensors.buffers import count_write
 
 if TYPE_CHECKING:
-    from mpicoll._engine.communicator import Communicator
     from mpicoll._engine.requests import MessageWork
     from mpicoll._engine.work import Work
 
@@ -61,7 +59,8 @@ def send(
         torch_dist.send(tensor, dst, group, tag, group_dst)
         return
     to = groups.peer(communicator, "send", "dst", dst, group_dst)
-    _not_self(communicator, "send", "isend", to)
+    if to == communicator.rank:
+        raise _own_peer("send", to)
     communicator.send(tensor, to, tag)
 
 
@@ -105,7 +104,8 @@ def recv(
     origin = None
     if src is not None or group_src is not None:
         origin = groups.peer(communicator, "recv", "src", src, group_src)
-        _not_self(communicator, "recv", "irecv", origin)
+        if origin == communicator.rank:
+            raise _own_peer("recv", origin)
     sender = communicator.recv(tensor, origin, tag)
     count_write(tensor)
     return communicator.global_ranks[sender]
@@ -197,9 +197,8 @@ def _given(**peer: int | None) -> dict[str, int]:
     return {name: rank for name, rank in peer.items() if rank is not None}
 
 
-def _not_self(communicator: Communicator, operation: str, other: str, rank: int) -> None:
-    if checks.group_rank(operation, "dst" if operation == "send" else "src", rank, communicator.size) == communicator.rank:
-        raise ValueError(f"{operation}: this rank ({rank}) cannot be its own peer in a blocking call; use {other}")
+def _own_peer(operation: str, rank: int) -> ValueError:
+    return ValueError(f"{operation}: this rank ({rank}) cannot be its own peer in a blocking call; use i{operation}")
 
 
 _TO_TORCH = {isend: torch_dist.isend, irecv: torch_dist.irecv}

@@ -34,8 +34,7 @@ def install() -> None:
     """Wraps them, once."""
     patches.wrap("torch.nn.parallel.distributed.DistributedDataParallel._register_builtin_comm_hook", _readable)
     patches.wrap("torch._C._distributed_c10d.Reducer._set_forward_pass_work_handle", _lasting)
-    if survivors.possible() and not hasattr(Operations.allreduce, patches.ORIGINAL):
-        Operations.allreduce = _raising(Operations.allreduce)  # type: ignore[method-assign]
+    Operations.raises_in_pass = survivors.possible()
 
 
 def _readable(original: Any) -> Any:
@@ -64,17 +63,3 @@ def _lasting(original: Any) -> Any:
         original(self, lasting, use_static_world_size)
 
     return _set_forward_pass_work_handle
-
-
-def _raising(original: Any) -> Any:
-    """See Note [The error of a backward pass]."""
-
-    @functools.wraps(original)
-    def allreduce(self: Operations, tensors: Any, opts: Any = None) -> Any:
-        work = original(self, tensors, opts)
-        if work is not None and torch._C._current_graph_task_id() >= 0:
-            torch.autograd.Variable._execution_engine.queue_callback(work.wait)
-        return work
-
-    setattr(allreduce, patches.ORIGINAL, original)
-    return allreduce

@@ -17,10 +17,15 @@ from mpicoll._c10d.torch_world import has
 if TYPE_CHECKING:
     from mpicoll._engine.communicator import Communicator
 
-# The communicator of each group without hooks, entered when a function of mpicoll uses it. If the group has been destroyed since,
-# it is looked up again.
+# The communicator of each open group without hooks, entered when a function of mpicoll uses it.
 found: dict[ProcessGroup, Communicator] = {}
 hooked: dict[ProcessGroup, set[tuple[str, int]]] = {}  # the hooks of each group that has any: kind and number
+
+
+def forget(communicator: Communicator) -> None:
+    """Called when a group is destroyed."""
+    for group in [group for group, known in found.items() if known is communicator]:
+        del found[group]
 
 
 def watch() -> None:

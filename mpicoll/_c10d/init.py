@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpicoll._base.errors import LaunchError
 from mpicoll._base.torch_errors import OperationTimeout
-from mpicoll._c10d import ddp, dynamo, failed_calls, names, requested_ranks, store, torch_world, wrapping
+from mpicoll._c10d import ddp, dynamo, failed_calls, hooks, names, requested_ranks, store, torch_world, wrapping
 from mpicoll._engine.registry import registry
 from mpicoll._faults import roll_call, time_limit
 from mpicoll._mpi import abort, runtime, survivors
@@ -291,6 +291,7 @@ def _mixing(translated: str) -> AbstractContextManager[str]:
 def on_close(communicator: Communicator) -> None:
     """Called by an adapter when torch gives its group up. With the default group, the excepthooks and the store go too."""
     _alive.pop(communicator, None)
+    hooks.forget(communicator)
     default = torch_world.default_group()
     if default is not None and torch_world.name_of(default) == communicator.name:
         abort.uninstall()

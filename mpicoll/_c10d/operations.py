@@ -17,7 +17,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
+from torch._C import _current_graph_task_id
 from torch._C._distributed_c10d import ErrorType
+from torch.autograd import Variable
 from torch.distributed import ReduceOp
 from torch.distributed import Work as TorchWork
 from torch.futures import Future, collect_all
@@ -38,13 +40,21 @@ class Operations:
 
     communicator: Communicator
     on_close: Callable[[Communicator], None]  # called before torch gives the group up
+    raises_in_pass = False  # a backward pass raises the error of its all_reduces; see Note [The error of a backward pass], ddp.py
     _coalesced: CoalescedWork | None = None  # the operations since _start_coalescing, until _end_coalescing
-    _sequence = 0
 
     # -- reductions ----------------------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Answer:  # all_reduce
-        return self._answer(self.communicator.all_reduce(_only(tensors), *_how(opts)))
+        tensor = tensors[0] if type(tensors) is list and len(tensors) == 1 else _only(tensors)
+        if opts is None:
+            op, async_op = ReduceOp.SUM, True
+        else:  # `_how`, without a hop more
+            op, async_op = _KINDS.get(hash(op := opts.reduceOp), op), getattr(opts, "asyncOp", True)
+        work = self.communicator.all_reduce(tensor, op, async_op)
+        if work is not None and self.raises_in_pass and _current_graph_task_id() >= 0:
+            Variable._execution_engine.queue_callback(work.wait)  # type: ignore[arg-type]
+        return self._answer(work)
 
     # all_reduce_coalesced
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Answer:
@@ -72,7 +82,8 @@ class Operations:
     # -- from one rank, from all ranks ---------------------------------------------------------------------------------
 
     def broadcast(self, tensors: Any, opts: Any) -> Answer:
-        return self._answer(self.communicator.broadcast(_only(tensors), opts.rootRank, _async(opts)))
+        tensor = tensors[0] if type(tensors) is list and len(tensors) == 1 else _only(tensors)
+        return self._answer(self.communicator.broadcast(tensor, opts.rootRank, getattr(opts, "asyncOp", True)))
 
     def allgather(self, outputs: Any, tensors: Any, opts: Any = None) -> Answer:  # all_gather
         targets = _only(outputs)
@@ -208,10 +219,10 @@ class Operations:
         return False
 
     def _set_sequence_number_for_group(self) -> None:
-        self._sequence = 0
+        """Does nothing: the operations have numbers."""
 
     def _get_sequence_number_for_group(self) -> int:
-        return self._sequence
+        return self.communicator.queue.issued()
 
     def _wrote(self, work: TorchWork | None, tensors: Sequence[Tensor]) -> Answer:
         """`_answer` for an operation whose results count as writes with Gloo."""
@@ -220,7 +231,6 @@ class Operations:
 
     def _answer(self, work: TorchWork | None) -> Answer:
         """Returns what torch gets for an operation that has started. Every operation ends here."""
-        self._sequence += 1
         if work is not None and self._coalesced is not None:
             self._coalesced.add(work)
         return work

@@ -68,7 +68,7 @@ class DeviceMessages:
         """Starts a send for which the caller waits at once. It waits for the GPU, so that a short message needs no header."""
         return _Sending(self, memory, dst, tag, now=True)
 
-    def isend(self, tensor: Tensor, memory: Tensor, dst: int, tag: int) -> Transfer:
+    def isend(self, memory: Tensor, dst: int, tag: int) -> Transfer:
         return _Sending(self, memory, dst, tag, now=False)
 
     def irecv(self, tensor: Tensor, memory: Tensor, src: int | None, tag: int) -> Transfer:

@@ -123,7 +123,7 @@ class Accesses(Messages):
         pause, deadline, tag, messages = Backoff().pause, monotonic() + EXIT_S, _tag(-1), self.host.messages
         for step in (1 << bit for bit in range((self.size - 1).bit_length())):
             to, source = (self.rank + step) % self.size, (self.rank - step) % self.size
-            transfers = [messages.isend(NOTHING, NOTHING, to, tag), messages.irecv(NOTHING, NOTHING, source, tag)]
+            transfers = [messages.isend(NOTHING, to, tag), messages.irecv(NOTHING, NOTHING, source, tag)]
             while transfers := [each for each in transfers if not each.test()]:
                 if monotonic() > deadline:
                     return False
@@ -186,7 +186,7 @@ class Accesses(Messages):
     def signal(self, number: int, rank: int, async_op: bool, timeout: timedelta | None) -> Work:
         """Sends a signal of the group's window of this number."""
         self.check_usable("signal")
-        transfer = self.host.messages.isend(NOTHING, NOTHING, rank, _tag(number))
+        transfer = self.host.messages.isend(NOTHING, rank, _tag(number))
         return _ended(pending(self, "signal", transfer, NOTHING, rank), async_op, timeout)
 
     def wait_signal(self, exposed: Exposed, number: int, rank: int, async_op: bool, timeout: timedelta | None) -> Work:

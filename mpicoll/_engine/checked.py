@@ -38,16 +38,8 @@ class CheckedCommunicator(Communicator):
     checked = True
 
     def run(
-        self,
-        operation: str,
-        call: Call,
-        tensors: list[Tensor],
-        async_op: bool = False,
-        reads: Sequence[Tensor] | None = None,
-        turn: bool = False,
+        self, operation: str, call: Call, tensors: list[Tensor], async_op: bool = False, reads: Sequence[Tensor] | None = None
     ) -> Work | None:
-        if turn:
-            return super().run(operation, call, tensors, turn=True)
         limit_s = call[1][0] if operation == "barrier" else self.timeout_s
         kind = next((tensor.device.type for tensor in [*tensors, *(reads or [])]), "cpu")
         own = signatures.facts(operation, call[2])._replace(device=kind)

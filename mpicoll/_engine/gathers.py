@@ -18,10 +18,15 @@ class Gathers(Collectives):
 
     def broadcast(self, tensor: Tensor, src: int, async_op: bool = False) -> Work | None:
         """Copies the tensor of ``src`` into every rank's tensor (collective)."""
+        if not async_op and type(src) is int and (known := self.host.known.find(tensor, src)) and self.now("broadcast", known):
+            return None
         try:
             src = checks.group_rank("broadcast", "src", src, self.size)
             if is_dense_cpu(tensor):
-                return self.run("broadcast", self.host.broadcast(tensor, src), [tensor], async_op)
+                call = self.host.broadcast(tensor, src)
+                if not self.checked:
+                    self.host.keep(tensor, call, src)
+                return self.run("broadcast", call, [tensor], async_op)
             memory = buffers.readable("broadcast", tensor) if self.rank == src else buffers.writable("broadcast", tensor)
             backend = self.backend("broadcast", memory)
             call = backend.broadcast(memory, src)

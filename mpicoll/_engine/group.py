@@ -16,6 +16,7 @@ from torch.autograd import profiler
 from mpicoll._base.errors import CollectiveMismatch, ConcurrentCollectives, MpicollError
 from mpicoll._base.torch_errors import GroupDestroyed, PeerLost, TruncationError
 from mpicoll._engine import spans
+from mpicoll._engine.line import Line
 from mpicoll._engine.poller import poller
 from mpicoll._engine.queue import CollectiveQueue
 from mpicoll._engine.work import Work, found_by_tensors
@@ -23,7 +24,6 @@ from mpicoll._faults import culprits
 from mpicoll._faults.attendance import CALL_BITS
 from mpicoll._faults.group_state import GroupState
 from mpicoll._faults.watchdog import inside, watchdog
-from mpicoll._mpi import bell
 from mpicoll._mpi.errors import MPIException, translate
 from mpicoll._tensors import checks, signatures, storages
 from mpicoll._tensors.calls import Call, DifferentCalls, Signature
@@ -44,11 +44,14 @@ class Group(GroupState):
     """A group that runs operations."""
 
     queue: CollectiveQueue
+    line: Line
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._waiting_guard = Lock()  # guards _waiting_calls
         self._waiting_calls: dict[int, str] = {}  # the blocking collective that waits for its turn, by thread
+        self.line.group, self.now = self, self.line.now
+        self.line.show(self.attendance)
         watchdog.add(self, poller.under_way)
 
     def set_timeout(self, timeout_s: float) -> None:
@@ -58,13 +61,7 @@ class Group(GroupState):
         watchdog.watch(timeout_s)
 
     def run(
-        self,
-        operation: str,
-        call: Call,
-        tensors: list[Tensor],
-        async_op: bool = False,
-        reads: Sequence[Tensor] | None = None,
-        turn: bool = False,
+        self, operation: str, call: Call, tensors: list[Tensor], async_op: bool = False, reads: Sequence[Tensor] | None = None
     ) -> Work | None:
         """Runs a collective in its turn: at once in this thread if the group is idle, otherwise after the queued operations.
 
@@ -73,38 +70,13 @@ class Group(GroupState):
             tensors: The tensors that the operation writes.
             async_op: Run it in the queue's thread and return its Work.
             reads: The memory that it reads, kept until it has ended and shown to the profiler; None: ``tensors``.
-            turn: Its turn has come: the queue calls, which has counted it and holds ``running`` for this thread.
 
         Raises:
             MpicollError: MPI's error. The group is unusable afterwards.
         """
-        queue = self.queue
-        if not turn:
-            in_turn = async_op or self.broken is not None or queue.pending or profiler._is_profiler_enabled
-            if in_turn or not queue.running.acquire(False):
-                return self._run_in_turn(operation, call, tensors, async_op, tensors if reads is None else reads)
-            queue.started += 1
-        number = queue.started
-        function, arguments, signature = call
-        now, members = monotonic(), self.attendance
-        due = now > members.due
-        members.words[members.place] = members.word(operation, signature, number) if due else number << CALL_BITS
-        if members.words[members.wanted]:
-            bell.bell.come()
-        self._record((number, operation, now, signature, turn and queue.runs_here()))
-        try:
-            if due:
-                self._attend(operation, signature, number)
-            function(*arguments)
-        except BaseException as raw:
-            if (error := self._failure(operation, function, raw)) is raw:
-                raise
-            raise error from (None if isinstance(error, CollectiveMismatch) else raw)
-        finally:
-            self.ended = number
-            if not turn:
-                queue.running.release()
-        return None
+        if not async_op and self.now(operation, call):
+            return None
+        return self._run_in_turn(operation, call, tensors, async_op, tensors if reads is None else reads)
 
     def _run_in_turn(
         self, operation: str, call: Call, tensors: list[Tensor], async_op: bool, reads: Sequence[Tensor]
@@ -138,11 +110,11 @@ class Group(GroupState):
             lost = MpicollError(f"{self.where(operation)}: {freed}. This rank did not take part in it")
             self.fail(lost)
             raise lost
-        self.run(operation, call, [], turn=True)
+        self.now(operation, call, self.queue.runs_here())
         if resized := storages.resized(held):
             raise MpicollError(f"{self.where(operation)}: {resized}")
 
-    def _attend(self, operation: str, signature: Signature, number: int) -> None:
+    def attend(self, operation: str, signature: Signature, number: int) -> None:
         """Waits for the members of this node. An exception leaves the collective before MPI has begun."""
         try:
             self.attendance.wait(operation, signature, number, self._still_waits)
@@ -160,11 +132,11 @@ class Group(GroupState):
         return self.broken is not None
 
     def _leave(self, operation: str, raw: BaseException) -> None:
-        self.left = self.queue.started
+        self.left = self.line.started
         self.fail(MpicollError(f"{self.where(operation)}: {type(raw).__name__} has left it half done"))
         watchdog.write(self.ledger)
 
-    def _failure(self, operation: str, function: Callable[..., Any], raw: BaseException) -> BaseException:
+    def failure_of(self, operation: str, function: Callable[..., Any], raw: BaseException) -> BaseException:
         """Returns our error for what has ended an algorithm. The group is unusable from now on, if its ranks may be out of step.
 
         Errors of our own leave it as it is. So does a signal handler that raises if the algorithm is one call of MPI: Python runs
@@ -180,14 +152,14 @@ class Group(GroupState):
         if isinstance(raw, MPIException):
             error: Exception = translate(raw, self.where(operation))
             self.fail(error)
-            if not isinstance(error, PeerLost) and (differ := watchdog.mismatch(self, self.queue.started)):
+            if not isinstance(error, PeerLost) and (differ := watchdog.mismatch(self, self.line.started)):
                 if isinstance(error, TruncationError):
                     return TruncationError(f"{self.where(operation)}: {differ}")
                 return CollectiveMismatch(f"{error}. {differ[0].upper()}{differ[1:]}")
             return error
         what = f"{self.where(operation)}: {str(raw) or 'the calls of the ranks do not fit together'}"
         self.fail(CollectiveMismatch(what))
-        differ = watchdog.mismatch(self, self.queue.started)
+        differ = watchdog.mismatch(self, self.line.started)
         return CollectiveMismatch(f"{self.where(operation)}: {differ}" if differ else what)
 
     def guarded(self, operation: str, function: Callable[..., T], arguments: Sequence[Any], peer: int | None) -> T:
@@ -225,10 +197,10 @@ class Group(GroupState):
             self.queue.start(step, self._work(operation, []))
 
     def _refuse(self, operation: str, signature: Signature) -> None:
-        number, members = self.queue.started, self.attendance
+        number, members = self.line.started, self.attendance
         members.words[members.place] = number << CALL_BITS
-        self._record((number, operation, monotonic(), signature, False))
-        self.ended = number
+        self.history.append((number, operation, monotonic(), signature, False))
+        self.line.ended = number
         members.wait_for_all(number + 1)
         watchdog.write(self.ledger)
 

@@ -18,10 +18,11 @@ from mpicoll._engine.work import Work
 from mpicoll._faults.attendance import Looks
 from mpicoll._mpi import bell
 from mpicoll._mpi.backoff import Backoff
+from mpicoll._mpi.runtime import OWN_TAGS
 from mpicoll._tensors import buffers, checks
 
 if TYPE_CHECKING:
-    from mpicoll._engine.collectives import Backend
+    pass
 
 # From EAGER bytes on, MPI's own send keeps a core busy while it waits for the receiver. So such a send is tested until it has
 # ended. The tests make a ping-pong of 64 KiB 20 % slower, of 1 MiB 6 %: a quick succession is tested from TESTED_FROM bytes on.
@@ -40,12 +41,15 @@ class Messages(Collectives):
     def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
         """Sends, and returns when the tensor may be changed again. The receiver may not have it yet."""
         messages = self.host.messages
-        usual = messages.is_usual(tensor, dst, tag)
-        if usual and tensor.nbytes >= EAGER:
-            usual = tensor.nbytes < TESTED_FROM and monotonic() <= self.sends.due
-        if usual and self.broken is None and not profiler._is_profiler_enabled:
-            function, arguments = messages.send_call(tensor, dst, tag)
-            self.guarded("send", function, arguments, dst)
+        buffer = messages.buffer(tensor, dst, tag)
+        if buffer is None or self.line.broken is not None or profiler._is_profiler_enabled:
+            self._send(tensor, dst, tag)
+        elif buffer[1] < EAGER:
+            self.guarded("send", self.channel.comm.Send, (buffer, dst, OWN_TAGS + tag), dst)
+            messages.wake(dst)
+        elif buffer[1] < TESTED_FROM and monotonic() <= self.sends.due:
+            messages.wake(dst)
+            self.guarded("send", self.channel.comm.Send, (buffer, dst, OWN_TAGS + tag), dst)
         else:
             self._send(tensor, dst, tag)
 
@@ -58,21 +62,22 @@ class Messages(Collectives):
             pending(self, "send", self.devices.messages.send(memory, dst, tag), tensor, dst).wait()
         else:
             self.sends.looked()
-            transfer = self.host.messages.isend(tensor, memory, dst, tag)
+            transfer = self.host.messages.isend(memory, dst, tag)
             self.guarded("send", self._carry_out, (MessageWork(self, "send", transfer, tensor, dst),), dst)
 
     def recv(self, tensor: Tensor, src: int | None, tag: int = 0) -> int:
         """Receives a message from ``src`` (None: any rank) into the front of the tensor. Returns the sender's group rank."""
         messages = self.host.messages
-        usual = messages.unmatched is None and messages.is_usual(tensor, src, tag)
-        if not usual or self.broken is not None or profiler._is_profiler_enabled:
+        buffer = messages.buffer(tensor, src, tag)
+        if buffer is None or messages.unmatched is not None or self.line.broken is not None or profiler._is_profiler_enabled:
             return self._recv(tensor, src, tag)
         assert src is not None
-        function, arguments = messages.recv_call(tensor, src, tag)
-        if monotonic() > self.receives.due:
-            function, arguments = self._recv_when_come, (tensor, src, tag)
+        messages.wake(src)
         try:
-            self.guarded("recv", function, arguments, src)
+            if monotonic() > self.receives.due:
+                self.guarded("recv", self._recv_when_come, (tensor, src, tag), src)
+            else:
+                self.guarded("recv", self.channel.comm.Recv, (buffer, src, OWN_TAGS + tag), src)
         except TruncationError:
             raise too_long(self, "recv", tensor) from None
         return src
@@ -123,21 +128,22 @@ class Messages(Collectives):
     @spans.spanned("isend")
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:
         """Starts a send. The tensor must not change until the Work has completed. The program may drop the Work."""
-        memory = tensor
-        backend: Backend = self.host
-        if self.broken is not None or not self.host.messages.is_usual(tensor, dst, tag):
-            self._check("isend", "dst", dst, tag)
-            memory = buffers.readable("isend", tensor)
-            backend = self.backend("isend", memory)
-        return pending(self, "isend", backend.messages.isend(tensor, memory, dst, tag), tensor, dst)
+        messages = self.host.messages
+        buffer = messages.buffer(tensor, dst, tag)
+        if buffer is not None and self.line.broken is None:
+            return pending(self, "isend", messages.isend(tensor, dst, tag, buffer), tensor, dst)
+        self._check("isend", "dst", dst, tag)
+        memory = buffers.readable("isend", tensor)
+        return pending(self, "isend", self.backend("isend", memory).messages.isend(memory, dst, tag), tensor, dst)
 
     @spans.spanned("irecv")
     def irecv(self, tensor: Tensor, src: int | None, tag: int = 0) -> MessageWork:
         """Starts a receive from ``src`` (None: any rank) into the front of the tensor."""
-        memory = tensor
-        backend: Backend = self.host
-        if self.broken is not None or not self.host.messages.is_usual(tensor, src, tag):
-            self._check("irecv", "src", 0 if src is None else src, tag)
-            memory = buffers.writable("irecv", tensor)
-            backend = self.backend("irecv", memory)
+        messages = self.host.messages
+        buffer = messages.buffer(tensor, src, tag)
+        if buffer is not None and self.line.broken is None:
+            return pending(self, "irecv", messages.irecv(tensor, tensor, src, tag, buffer), tensor, src)
+        self._check("irecv", "src", 0 if src is None else src, tag)
+        memory = buffers.writable("irecv", tensor)
+        backend = self.backend("irecv", memory)
         return pending(self, "irecv", backend.messages.irecv(tensor, memory, src, tag), tensor, src)

@@ -121,21 +121,28 @@ class Poller:
         self._asleep = False
 
     def _help(self, work: Work, seconds: float | None) -> None:
-        self.poll()
-        if seconds is None:
-            return
-        deadline = time.monotonic() + seconds
-        peer = work.other_side() if isinstance(work, MessageWork) else None
-        backoff = Backoff(peer, moves=self._moves)
-        self._waiting.append(work)
         self._waits += 1
+        self.poll()
+        if seconds is None or work._done:
+            return
+        now = time.monotonic()
+        deadline, spin_until = now + seconds, now + Backoff.SPIN_S
+        peer = work.other_side() if isinstance(work, MessageWork) else None
+        with bell.bell.meeting(peer):
+            while not work._done and time.monotonic() < spin_until:
+                self.poll()
+            if not work._done:
+                self._wait(work, deadline, peer)
+
+    def _wait(self, work: Work, deadline: float, peer: int | None) -> None:
+        backoff = Backoff(peer, spin_s=0.0, moves=self._moves)
+        self._waiting.append(work)
         try:
-            with bell.bell.meeting(peer):
-                while not work._done and time.monotonic() < deadline:
-                    if self.poll():
-                        backoff.reset()
-                    else:
-                        backoff.pause()
+            while not work._done and time.monotonic() < deadline:
+                if self.poll():
+                    backoff.reset()
+                else:
+                    backoff.pause()
         finally:
             self._waiting.remove(work)
             if self._asleep:

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from time import monotonic
 
 from mpicoll._engine import node
+from mpicoll._engine.line import Line
 from mpicoll._engine.work import Work
-from mpicoll._faults.ledger import REMEMBERED, Entry
 from mpicoll._mpi import runtime
 from mpicoll._tensors import signatures
 
@@ -34,18 +34,12 @@ from mpicoll._tensors import signatures
 class CollectiveQueue:
     """Runs one group's collectives in FIFO order.
 
-    ``running`` is held by the thread that is inside an operation. ``_guard`` guards ``_queue`` and ``pending``.
-
-    Attributes:
-        history: The last collectives that have begun, the one under way at the end.
+    ``_guard`` guards ``_queue`` and ``line.pending``.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, line: Line | None = None) -> None:
         self.name = name
-        self.running = threading.Lock()
-        self.history: deque[Entry] = deque(maxlen=REMEMBERED)
-        self.started = 0  # operations that have begun, synchronous ones too; becomes equal on all ranks
-        self.pending = 0  # queued operations that have not ended, their callbacks included
+        self.line = line or Line()
         self._waiting = 0  # pending operations that have not begun
         self._queue: deque[tuple[Callable[[], None], Work]] = deque()
         self._first: deque[tuple[Callable[[], None], Work]] = deque()  # see Note [What a callback starts comes first]
@@ -58,20 +52,20 @@ class CollectiveQueue:
 
     def run(self, operation: Callable[[], None]) -> bool:
         """Runs an operation in this thread if the group is idle. Otherwise does nothing and returns False."""
-        if self.pending or not self.running.acquire(blocking=False):
+        if self.line.pending or not self.line.running.acquire(blocking=False):
             return False
-        self.started += 1
+        self.line.started += 1
         try:
             operation()
         finally:
-            self.running.release()
+            self.line.running.release()
         return True
 
     def start(self, operation: Callable[[], None], work: Work) -> Work:
         """Queues an operation. Its Work completes when it has run."""
         work._help = self._help
         with self._guard:
-            self.pending += 1
+            self.line.pending += 1
             self._waiting += 1
             queue = self._first if threading.get_ident() == self.thread_id else self._queue
             queue.append((operation, work))
@@ -105,25 +99,25 @@ class CollectiveQueue:
         error: Exception | None = None
         self.work, work.begun = work, monotonic()
         runtime.entering()
-        with self.running:
+        with self.line.running:
             with self._guard:
                 self._waiting -= 1
-                self.started += 1
+                self.line.started += 1
             try:
                 operation()
             except Exception as caught:  # noqa: BLE001  raised by the Work's wait, not in this thread
                 error = caught
         work._complete(error)
         with self._guard:
-            self.pending -= 1
+            self.line.pending -= 1
             self.work = None
 
     def _help(self, work: Work, seconds: float | None) -> None:
         if threading.get_ident() == self.thread_id:
             while not work._done and (item := self._take()):  # see Note [Which thread runs what]
                 self._carry_out(*item)
-        elif seconds is not None and work._finished.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
-            work._finished.release()
+        elif seconds is not None:
+            work._rest(seconds)
 
     def works(self) -> list[Work]:
         """The operation under way and those that wait behind it, in their order."""
@@ -136,15 +130,15 @@ class CollectiveQueue:
 
     def current(self) -> int:
         """Returns a number of the collective under way, which is equal on all ranks if their calls are equal; 0: none so far."""
-        if not self.history:
+        if not self.line.history:
             return 0
-        _, operation, _, signature, _ = self.history[-1]
+        _, operation, _, signature, _ = self.line.history[-1]
         return signatures.alike(operation, signature)[0]
 
     def issued(self) -> int:
         """Number of operations that the program has started on this group: equal on all ranks at the same call."""
         with self._guard:
-            return self.started + self._waiting
+            return self.line.started + self._waiting
 
     def close(self, timeout_s: float) -> bool:
         """Ends the thread after the queued operations. Returns False if that takes longer than ``timeout_s``.

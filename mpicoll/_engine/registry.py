@@ -185,7 +185,7 @@ class Registry:
     def abandon(self, reason: str) -> None:
         """Makes the groups with operations under way unusable: nobody waits any more until these end."""
         for communicator in self._groups.values():
-            if communicator.queue.pending or communicator.under_way() is not None:
+            if communicator.line.pending or communicator.under_way() is not None:
                 communicator.fail(GroupFailed(reason))
 
     def revoke(self) -> None:
@@ -276,7 +276,7 @@ class Registry:
 
     def _collectives_started(self, name: str) -> int:
         communicator = self._groups.get(name)
-        return watchdog.ended.get(name, (0, ""))[0] if communicator is None else communicator.queue.started
+        return watchdog.ended.get(name, (0, ""))[0] if communicator is None else communicator.line.started
 
     def at_finalize(self) -> None:
         """Ends the open groups when the program calls MPI_Finalize. Later, at the end of Python, nothing can use them."""

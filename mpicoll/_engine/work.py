@@ -77,6 +77,9 @@ class Work(dist.Work):
     _completing: Callable[[], None] | None = None  # called on completion, before any thread can see it
     # Set by the queue or the poller: in it the waiting thread moves the operation forward, or waits for it.
     _help: Callable[[Work, float | None], None] | None = None
+    _on_timeout: Callable[[OperationTimeout], None] | None = None
+    _culprits: Callable[[], str] | None = None
+    _finished: threading.Lock | None = None  # None: who waits does the work (`_help`)
 
     def __init__(
         self,
@@ -121,7 +124,8 @@ class Work(dist.Work):
             self._error = error
             self._done = True
             future = self._future
-        self._finished.release()
+        if self._finished is not None:
+            self._finished.release()
         self._help = self._on_timeout = self._culprits = None
         if future is not None:
             self._resolve(future)
@@ -174,9 +178,14 @@ class Work(dist.Work):
         self.awaited, self._waits_until = self.awaited or now, max(self._waits_until, now + seconds)
         if help_ := self._help:
             help_(self, seconds)
-        elif self._finished.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
-            self._finished.release()
+        else:
+            self._rest(seconds)
         self.expire(seconds)
+
+    def _rest(self, seconds: float) -> None:
+        """Sleeps until the operation has ended, or for so many seconds."""
+        if self._finished is not None and self._finished.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
+            self._finished.release()
 
     def overdue(self, now: float) -> bool:
         """True once the limit has passed: of the group, from the moment it has begun, or of a `wait` that ends later."""

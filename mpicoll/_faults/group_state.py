@@ -31,11 +31,21 @@ class Work(Protocol):
     def expire(self, limit_s: float | None = None, reason: str = "") -> None: ...
 
 
+class Line(Protocol):
+    """What is read here of a group's line (`_engine/line.py`)."""
+
+    history: deque[Entry]
+    pending: int
+    started: int
+    ended: int
+    broken: MpicollError | None
+
+
 class Order(Protocol):
     """What is read here of a group's queue (`_engine/queue.py`)."""
 
-    history: deque[Entry]
-    started: int
+    @property
+    def line(self) -> Line: ...
 
     @property
     def work(self) -> Work | None: ...
@@ -77,11 +87,8 @@ class GroupState:
     ledger: Ledger | None  # None: the ranks of the node cannot see each other's calls
     attendance: Nobody
     unseen: tuple[int, ...]  # members whose calls are not on a board of this node; ranks of the world
-    # The error that later use raises (group destroyed, an operation failed, process forked); None: usable.
-    broken: MpicollError | None = field(default=None, init=False)
     failure: Exception | None = field(default=None, init=False)  # what has failed first; None: nothing
     abort_hooks: dict[int, Callable[[], object]] = field(default_factory=dict, init=False)  # of the program, by their numbers
-    ended: int = field(default=0, init=False)  # number of the last collective that has ended on this rank
     left: int = field(default=0, init=False)  # number of the collective that an exception has left half done; 0: none
     ending: str = field(default="destroyed", init=False)  # what `close` does to it, in a word for the other ranks
     # What inquiries.py knows of the other ranks, by the number of a collective, of which it keeps the last; 0: of messages.
@@ -94,8 +101,22 @@ class GroupState:
     def __post_init__(self) -> None:
         self.rank: int = self.channel.comm.Get_rank()
         self.size: int = self.channel.comm.Get_size()
-        self.history: deque[Entry] = self.queue.history
-        self._record = self.history.append
+        self.line: Line = self.queue.line
+        self.history: deque[Entry] = self.line.history
+
+    @property
+    def broken(self) -> MpicollError | None:
+        """The error that later use raises (group destroyed, an operation failed, process forked); None: usable."""
+        return self.line.broken
+
+    @broken.setter
+    def broken(self, error: MpicollError | None) -> None:
+        self.line.broken = error
+
+    @property
+    def ended(self) -> int:
+        """Number of the last collective that has ended on this rank."""
+        return self.line.ended
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}: rank {self.rank} of {self.size}{', unusable' if self.broken else ''}>"

@@ -46,11 +46,15 @@ class Member(Protocol):
     rank: int
     global_ranks: tuple[int, ...]
     history: deque[Entry]
-    ended: int
     left: int
-    broken: MpicollError | None
     ending: str
     checked: ClassVar[bool]
+
+    @property
+    def ended(self) -> int: ...
+
+    @property
+    def broken(self) -> MpicollError | None: ...
 
 
 M = TypeVar("M", bound=Member)

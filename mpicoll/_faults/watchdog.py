@@ -107,7 +107,7 @@ class Watchdog:
 
     def leave(self, group: GroupState) -> None:
         """Tells the other ranks that this one has left the group."""
-        self.ended[group.name] = group.queue.started, group.ending
+        self.ended[group.name] = group.line.started, group.ending
         if len(self.ended) > REMEMBERED:
             del self.ended[next(iter(self.ended))]
         if group.ledger is not None:
@@ -259,7 +259,7 @@ class Watchdog:
                 group, peer = each.group, each.peer
                 if group.name != answer.group or rank not in group.global_ranks:
                     continue
-                never = answer.begun < group.queue.started if peer == EVERYBODY else peer == group.global_ranks.index(rank)
+                never = answer.begun < group.line.started if peer == EVERYBODY else peer == group.global_ranks.index(rank)
                 if never or (peer is None and group.size == 2):
                     if survivors.possible():
                         exit_handshake.ask(rank, Question("", DISMISSED))  # so that the others get PeerLost

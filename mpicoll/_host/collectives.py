@@ -66,8 +66,14 @@ class HostCollectives:
     def use(self, known: Thresholds) -> None:
         """Chooses by these thresholds from now on. They must be equal on all ranks."""
         self.thresholds = known
+        self.known = buffers.Known[Call]()
         below = known.single_call_below()
         self._single_call_below = {name: min(nbytes, MET_FROM) for name, nbytes in below.items()} if self.windows.apart else below
+
+    def keep(self, tensor: Tensor, call: Call, root: int | None = None) -> None:
+        """Keeps a Call that is one call of MPI for the next operation on the same memory."""
+        if call[0] in (self.channel.Allreduce, self.channel.Bcast):
+            self.known.keep(tensor, call, root)
 
     def copying_back(self, call: Call, tensors: Sequence[Tensor], memories: Sequence[Tensor]) -> Call:
         """Returns a Call that runs ``call`` and then copies the packed copies among ``memories`` into their ``tensors``."""

@@ -19,7 +19,7 @@ from mpicoll._mpi.datatypes import BYTE, INT_MAX, fromaddress, post, room, spec
 from mpicoll._mpi.errors import truncated
 from mpicoll._mpi.runtime import OWN_TAGS
 from mpicoll._tensors import buffers, signatures
-from mpicoll._tensors.calls import PreparedMessage, Transfer
+from mpicoll._tensors.calls import Transfer
 
 
 class HostMessages:
@@ -31,6 +31,7 @@ class HostMessages:
         self._serialized = channel.runtime.serialized
         self.checked = checked  # each message has a header
         self._usual = not self._serialized and not checked
+        self._known = buffers.Known[list[Any]]()
         self._bell, self._asleep, self._places = bell.bell, bell.bell.words, bell.bell.places(channel.ranks)
         own = Unmatched(channel)
         # The receives that we match ourselves; None: MPI matches them.
@@ -43,17 +44,15 @@ class HostMessages:
         if self._asleep[place := self._places[peer]]:
             self._bell.ring(place)
 
-    def is_usual(self, tensor: Tensor, rank: int | None, tag: int) -> bool:
-        """True if a blocking message can be one MPI call, without checks or packing."""
-        return (
-            self._usual
-            and type(rank) is int
-            and rank in self._ranks
-            and type(tag) is int
-            and tag in self._tags
-            and buffers.is_dense_cpu(tensor)
-            and 0 < tensor.nbytes <= INT_MAX
-        )
+    def buffer(self, tensor: Tensor, rank: int | None, tag: int) -> list[Any] | None:
+        """Returns a tensor's memory for one call of MPI. None: the message needs checks, packing or another protocol."""
+        if type(rank) is not int or type(tag) is not int or rank not in self._ranks or tag not in self._tags:
+            return None
+        known = self._known.find(tensor)
+        if known is None and self._usual and buffers.is_dense_cpu(tensor) and 0 < tensor.nbytes <= INT_MAX:
+            known = [fromaddress(tensor.data_ptr(), tensor.nbytes), tensor.nbytes, BYTE]
+            self._known.keep(tensor, known)
+        return known
 
     def receive_arrived(self, memory: Tensor, src: int | None, tag: int) -> int | None:
         """Receives a message that has come from ``src`` (None: any rank). Returns its sender's rank; None: none has come."""
@@ -70,28 +69,16 @@ class HostMessages:
             raise truncated()
         return found.source
 
-    def send_call(self, memory: Tensor, dst: int, tag: int) -> PreparedMessage:
-        """Returns one MPI call, for a tensor that `is_usual`."""
-        nbytes = memory.nbytes
-        if self._asleep[self._places[dst]]:
-            self.wake(dst)
-        return self._channel.comm.Send, ([fromaddress(memory.data_ptr(), nbytes), nbytes, BYTE], dst, OWN_TAGS + tag)
-
-    def recv_call(self, memory: Tensor, src: int, tag: int) -> PreparedMessage:
-        nbytes = memory.nbytes
-        if self._asleep[self._places[src]]:
-            self.wake(src)
-        return self._channel.comm.Recv, ([fromaddress(memory.data_ptr(), nbytes), nbytes, BYTE], src, OWN_TAGS + tag)
-
-    def isend(self, tensor: Tensor, memory: Tensor, dst: int, tag: int) -> Transfer:
+    def isend(self, memory: Tensor, dst: int, tag: int, buffer: list[Any] | None = None) -> Transfer:
+        """Starts a send. ``buffer``: that of `buffer`."""
         header = bytearray(signatures.header(memory)) if self.checked else None
         with self._channel.lock:
-            content = spec(memory.data_ptr(), memory.nbytes)
+            content = buffer or spec(memory.data_ptr(), memory.nbytes)
             request = post(self._channel.comm.Isend, header, content, dst, OWN_TAGS + tag)
         self.wake(dst)
         return _Send(self._channel, request, memory, header)
 
-    def irecv(self, tensor: Tensor, memory: Tensor, src: int | None, tag: int) -> Transfer:
+    def irecv(self, tensor: Tensor, memory: Tensor, src: int | None, tag: int, buffer: list[Any] | None = None) -> Transfer:
         """Starts a receive from ``src``; None: any rank. A packed copy is copied back into ``tensor`` when it has arrived."""
         peer = ANY_SOURCE if src is None else src
         header = bytearray(signatures.HEADER.size) if self.checked else None
@@ -102,7 +89,7 @@ class HostMessages:
             tensor = own if memory is tensor else tensor
             return MatchedReceive(self.unmatched, self.wake, tensor, own, peer, OWN_TAGS + tag, header)
         with self._channel.posting, self._channel.lock:
-            content = room(memory.data_ptr(), memory.nbytes)
+            content = buffer or room(memory.data_ptr(), memory.nbytes)
             request = post(self._channel.comm.Irecv, header, content, peer, OWN_TAGS + tag)
         if src is not None:
             self.wake(src)

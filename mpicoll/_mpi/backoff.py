@@ -80,7 +80,9 @@ class Backoff:
         waited_s = now - self._since
         if waited_s < self._spin_s:
             return
-        if moving or waited_s < self._yield_s or now < self._moving_until or self._moves():
+        if self._moves():  # for a moment longer: the other side may go from one wait to the next
+            self._moving_until = now + self.MOVING_S
+        if moving or waited_s < self._yield_s or now < self._moving_until:
             _yield_core()
             return
         if self._rings is None:

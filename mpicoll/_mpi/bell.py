@@ -24,7 +24,7 @@ import platform
 import sys
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from mpicoll._mpi.boards import Boards
 
@@ -47,6 +47,19 @@ def _step_aside(core: int) -> None:
 
 class Time(ctypes.Structure):
     _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
+
+
+class Meeting:
+    """See `Bell.meeting`. A class, since a generator takes 1 us longer."""
+
+    def __init__(self, words: memoryview[int], at: int, whom: int) -> None:
+        self._words, self._at, self._whom = words, at, whom
+
+    def __enter__(self) -> None:
+        self._before, self._words[self._at] = self._words[self._at], self._whom
+
+    def __exit__(self, *error: object) -> None:
+        self._words[self._at] = self._before
 
 
 class Bell:
@@ -94,15 +107,9 @@ class Bell:
         _step_aside(self.words[self._mine + CORE])
         return True
 
-    @contextlib.contextmanager
-    def meeting(self, rank: int | None) -> Iterator[None]:
+    def meeting(self, rank: int | None) -> Meeting:
         """Shows for whose message this rank waits meanwhile (None: of any rank), for `meets`."""
-        words, at = self.words, self._mine + MEETS
-        before, words[at] = words[at], 0 if rank is None else rank + 1
-        try:
-            yield
-        finally:
-            words[at] = before
+        return Meeting(self.words, self._mine + MEETS, 0 if rank is None else rank + 1)
 
     def meets(self, rank: int | None) -> bool:
         """Whether a rank of the world waits for a message of this one."""

@@ -25,7 +25,8 @@ every rank. Memory is a plain contiguous tensor: the tensor itself or a packed c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -35,6 +36,7 @@ from torch.nn import Parameter
 from mpicoll._base.errors import MpicollError
 from mpicoll._tensors import checks
 
+T = TypeVar("T")
 STRIDED = torch.strided
 
 # One byte per element, and torch has no copy_ for them.
@@ -97,6 +99,35 @@ def is_dense_cpu(tensor: Tensor) -> bool:
         and not tensor.is_neg()
         and not (dtype in COMPLEX and tensor.is_conj())
     )
+
+
+class Known(Generic[T]):
+    """What was prepared for memory that an operation has used before, and may use again: kept by the memory's description.
+
+    To describe it takes half the time of the checks and conversions that it saves. The address says which memory it is; nothing
+    is kept alive. Only for tensors of which `is_dense_cpu` is true.
+    """
+
+    MOST = 1024  # then it begins anew
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, T] = {}
+
+    def find(self, tensor: Tensor, root: int | None = None) -> T | None:
+        """Returns what was kept for this memory and this root."""
+        kind = type(tensor)
+        if (kind is not Tensor and kind is not Parameter) or tensor.layout is not STRIDED:
+            return None
+        found = self._kept.get((tensor.data_ptr(), tensor.nbytes, tensor.dtype, root))
+        if found is None or not tensor.is_cpu or not tensor.is_contiguous() or tensor.is_neg():
+            return None
+        return found
+
+    def keep(self, tensor: Tensor, value: T, root: int | None = None) -> None:
+        if tensor.dtype not in COMPLEX:  # which `find` does not ask for a lazy conj
+            if len(self._kept) >= self.MOST:
+                self._kept.clear()
+            self._kept[tensor.data_ptr(), tensor.nbytes, tensor.dtype, root] = value
 
 
 def is_plain(tensor: Tensor) -> bool:

@@ -19,10 +19,6 @@ Signature: TypeAlias = "tuple[Any, ...]"
 Call: TypeAlias = "tuple[Callable[..., object], tuple[Any, ...], Signature]"
 
 
-# The same for a blocking message, whose arguments say all about it.
-PreparedMessage: TypeAlias = "tuple[Callable[..., object], tuple[Any, ...]]"
-
-
 def run(call: Call) -> None:
     function, arguments, _ = call
     function(*arguments)

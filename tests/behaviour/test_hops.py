@@ -26,6 +26,7 @@ from mpicoll._c10d.names import BACKEND_SUBCLASSES
 from mpicoll._engine.communicator import Communicator
 from mpicoll._engine.registry import registry
 from mpicoll._host.thresholds import NEVER
+from mpicoll._tensors.buffers import Known
 from tests.gpu.fake_gpu import Gpu
 from tests.gpu.ways import gpu, group_that_goes, on_gpu
 from tests.support import ROOT, agree
@@ -100,6 +101,7 @@ def tracer(monkeypatch: pytest.MonkeyPatch) -> Tracer:
     channel = world_communicator().channel
     monkeypatch.setattr(world_communicator().attendance, "due", math.inf)
     monkeypatch.setattr(channel, "Allreduce", made.watch(channel.Allreduce))
+    monkeypatch.setattr(world_communicator().host, "known", Known())  # it calls the function from before
     return made
 
 

@@ -146,7 +146,7 @@ def test_a_second_thread_in_a_group_is_told_so(world: Any, api: Any, queued: boo
     error: Exception | None = None
     if not late:  # the last rank does not come before all others have been refused
         training.start()
-        while not (group._waiting_calls if queued else group.queue.running.locked()):
+        while not (group._waiting_calls if queued else group.line.running.locked()):
             time.sleep(0.001)
         try:
             api.broadcast(second, src=0)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mpicoll._c10d.operations import Operations
+from mpicoll._engine.communicator import Communicator
 from mpicoll._engine.work import Work
 from tests.support import agree
 
@@ -16,12 +16,12 @@ def test_an_all_reduce_that_fails_in_a_backward_pass(monkeypatch: pytest.MonkeyP
     parallel = DistributedDataParallel(nn.Linear(6, 3))
     loss = parallel(torch.ones(2, 6)).sum()
 
-    def fails(self: Operations, tensors: object, opts: object = None) -> Work:
+    def fails(self: Communicator, *arguments: object) -> Work:
         work = Work("all_reduce", [], timeout_s=1)
         work._complete(ValueError("own words"))
         return work
 
-    monkeypatch.setattr(Operations, "allreduce", fails)
+    monkeypatch.setattr(Communicator, "all_reduce", fails)
     error = ""
     try:
         loss.backward()

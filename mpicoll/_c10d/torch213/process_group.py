@@ -89,10 +89,11 @@ def _overloaded(name: str) -> Callable[..., Any]:
     kind, tensors, others = _FORMS[name]
     places = {alias: place for place, aliases in enumerate((*tensors, *((other,) for other in others))) for alias in aliases}
 
-    @functools.wraps(getattr(Operations, name))
+    ours = getattr(Operations, name)
+
+    @functools.wraps(ours)
     def method(self: MpiProcessGroup, *arguments: Any, **named: Any) -> Any:
-        ours = getattr(Operations, name)  # now, because ddp.py replaces one
-        if arguments and not named and type(arguments[-1]) in _OPTIONS:
+        if arguments and type(arguments[-1]) is kind and not named:
             return ours(self, *arguments)
         if not arguments and len(named) == 1 and "opts" in named:  # a barrier of torch.distributed
             return ours(self, **named)
