@@ -22,7 +22,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from mpicoll._base.slurm import first_host, tasks_per_node
 
@@ -74,6 +74,25 @@ class Launch(NamedTuple):
     size: int
     local_rank: int | None
     local_size: int | None
+
+
+class StoreWorld(Protocol):
+    """A world of processes that no MPI launcher has started; see `mpicoll._c10d.store_world`."""
+
+    def connect(self, vendor: str) -> None:
+        """Sets the variables by which the MPI of this vendor starts as a rank of the world."""
+
+    def started(self) -> None:
+        """Called when MPI runs on all ranks."""
+
+    def fail(self, why: str, status: int = 1) -> None:
+        """Tells the other ranks why this one ends, and ends it."""
+
+    def end(self) -> None:
+        """Takes leave of the other ranks, when the program has come to its end."""
+
+
+store_world: StoreWorld | None = None  # the world of this process; None: a launcher started it, or it has none
 
 
 def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
@@ -141,9 +160,12 @@ def without_job(environ: Mapping[str, str]) -> dict[str, str]:
         dropped.update(RANK_VARIABLES)
     if TORCHRUN_MARK in environ:  # the new ranks are not workers of torchrun and use a store of their own
         dropped.update((TORCHRUN_MARK, "TORCHELASTIC_USE_AGENT_STORE", "MASTER_ADDR", "MASTER_PORT"))
-    exact = dropped.union(name for name in JOB_VARIABLES if not name.endswith("*"))
-    starts = tuple(name[:-1] for name in JOB_VARIABLES if name.endswith("*"))
-    return {name: value for name, value in environ.items() if name not in exact and not name.startswith(starts)}
+    return {name: value for name, value in environ.items() if name not in dropped and not names_job(name)}
+
+
+def names_job(name: str) -> bool:
+    """Whether this variable identifies a process in a running job; see `JOB_VARIABLES`."""
+    return any(name.startswith(known[:-1]) if known.endswith("*") else name == known for known in JOB_VARIABLES)
 
 
 # --- the variables of each launcher: rank, size, local rank, local size, as text or None -------------------------------

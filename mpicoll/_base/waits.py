@@ -68,6 +68,7 @@ ABORT_S = 5.0  # of MPI_Abort, which may wait for a launcher that is gone; then 
 MONITOR_S = 1.0  # for a monitor, which answers at once; it may have been killed
 CONNECT_S = 5.0  # for a connection to the supervisor, which a firewall may forbid; the program runs anyway
 OTHER_RANKS_S = 5.0  # srun -K and mpirun end all ranks when one fails, and the first one must print before that
+PARENT_S = 1.0  # for mp.spawn, torchrun to see the rank that failed first, before the others end
 SETTLE_S = 2.0  # mpiexec ends a job within milliseconds of a failure; the time lets it print what the ranks wrote
 STOP_S = 5.0  # between SIGTERM and SIGKILL; a program may have something to save
 KILL_S = 1.0  # between the SIGKILL to the ranks and the one to mpiexec

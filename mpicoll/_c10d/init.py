@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from mpicoll._base import launcher
 from mpicoll._base.errors import LaunchError
 from mpicoll._base.torch_errors import OperationTimeout
 from mpicoll._c10d import ddp, dynamo, failed_calls, hooks, names, requested_ranks, store, torch_world, wrapping
@@ -88,6 +89,8 @@ def _init_over_mpi(
     with _hooks_outside_torch(), _undone_on_failure("init_process_group"):
         registry.begin()
         roll_call.everyone(mpi, "init_process_group", limit_s)
+        if launcher.store_world is not None:
+            launcher.store_world.started()
         if by_mpi:
             made = store.make(mpi, limit_s) if names.only_ours(translated) else None
             arguments.update(store=made, init_method="mpi://" if made is None else None)

@@ -117,6 +117,8 @@ def _stop_store() -> None:
     """Ends the thread of the store. Registered by ``import torch``, it runs after functions of a program that may still ask."""
     if (store := sys.modules.get("mpicoll._c10d.store")) is not None:
         store.stop()
+    if (launcher := sys.modules.get("mpicoll._base.launcher")) is not None and launcher.store_world is not None:
+        launcher.store_world.end()
 
 
 def _wrap() -> None:
@@ -142,9 +144,11 @@ def _for_world(arguments: dict[str, Any]) -> wrapping.Handler | None:
     ours = names.translate(arguments.get("backend")) is not None or str(arguments.get("init_method")).startswith("mpi://")
     if ours:
         ensure()
+        from mpicoll._c10d import store_world
         from mpicoll._c10d.requested_ranks import OF_SOME_RANKS, unified
         from mpicoll._mpi import runtime
 
+        arguments.update(store_world.meet(wrapping.complete(arguments)))
         runtime.refuse_other_size("init_process_group", unified(arguments).get("world_size"), OF_SOME_RANKS)
     return _handler("init_process_group", arguments) if ours else None
 

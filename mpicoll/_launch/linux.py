@@ -105,6 +105,14 @@ def remove_leftovers(began_s: float, folder: Path = FOLDER) -> None:
             os.unlink(file)
 
 
+def unlink_mapped(folder: Path = FOLDER) -> None:
+    """Removes the names of the files of MPI that this process has mapped: a killed job leaves them. Their memory lasts."""
+    names = "|".join(pattern.removesuffix("*") for pattern in PATTERNS)
+    for path in set(re.findall(rf" ({folder}/(?:{names})\S*)$", read("/proc/self/maps"), re.MULTILINE)):
+        with contextlib.suppress(OSError):  # another rank was faster
+            os.unlink(path)
+
+
 def _ours(file: Path, began_s: float) -> bool:
     with contextlib.suppress(OSError):
         facts = file.stat()

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
-from mpicoll._base import frames, last_words
+from mpicoll._base import frames, last_words, launcher
 from mpicoll._base.waits import ABORT_S, FORWARDING_S
 from mpicoll._mpi import runtime
 
@@ -116,6 +116,8 @@ def abort(reason: str, cause: str = "", culprit: tuple[int, bool] | None = None,
     sys.stdout.flush()
     sys.stderr.flush()
     time.sleep(FORWARDING_S)
+    if launcher.store_world is not None:
+        launcher.store_world.fail(cause or reason)
     # A thread of C, which needs no interpreter lock. It calls _exit(1).
     faulthandler.dump_traceback_later(ABORT_S, exit=True, file=open(os.devnull, "w"))  # noqa: SIM115  open until the end
     MPI.COMM_WORLD.Abort(1)

@@ -31,6 +31,11 @@ _REMEDY_NO_MPI = (
     "(`module load openmpi`, say). `python -m mpicoll.doctor` shows what is here"
 )
 
+_ONE_START = (
+    "`mpicoll run -n N`, or mpirun, starts N ranks. Leave it out, and plain `python script.py` makes a world of the processes "
+    "that mp.spawn or mp.Process starts; or leave these out"
+)
+
 # Note [Who finalises]
 # mpi4py finalises MPI when the interpreter ends, in any process. In a child that was forked from a rank and ends by sys.exit,
 # MPI_Finalize talks over the parent's connections and takes the job down. So mpicoll finalises MPI itself, at exit, in the
@@ -79,15 +84,13 @@ def refusal() -> str | None:
     if connection_lost():
         return (
             f"process {pid} has no connection to mpiexec (PMI_FD={os.environ['PMI_FD']} is closed). If a rank started this "
-            "process by multiprocessing's method 'spawn', that closed it: start MPI in the process that mpiexec started, without "
-            "mp.spawn or mp.Process, or use the method 'fork' before MPI has started. If another program ran MPI in this rank "
+            f"process by multiprocessing's method 'spawn', that closed it. {_ONE_START}. If another program ran MPI in this rank "
             "before, start this one by an mpiexec of its own: under MPICH's mpiexec, MPI runs once in a rank"
         )
-    if (taken := claim.take()) is not None:
+    if launcher.store_world is None and (taken := claim.take()) is not None:
         return (
-            f"process {pid} was started by a rank, not by mpiexec, and {taken}: one process is one rank. `mpicoll run -n N` "
-            "starts N ranks: leave out mp.spawn or mp.Process, or replace them by mpicoll.spawn and start the script by plain "
-            "`python`. A process that a rank starts may compute, and only one may communicate in its place"
+            f"process {pid} was started by a rank, not by mpiexec, and {taken}: one process is one rank. {_ONE_START}. A process "
+            "that a rank starts may compute, and only one may communicate in its place"
         )
     return None
 
@@ -120,6 +123,8 @@ def before_finalize(call: Callable[[], None]) -> None:
 def _start() -> None:
     """Starts MPI; see Note [Starting MPI without the interpreter lock]."""
     vendor, version = MPI.get_vendor()
+    if launcher.store_world is not None:
+        launcher.store_world.connect(vendor)
     launch = launcher.detect()
     if launch is not None and _is_foreign(launch, vendor, version):
         atexit.register(_end_job_of_hydra)
@@ -200,7 +205,8 @@ def _prepare() -> bool:
     if mpi4py.rc.finalize is None and "MPI4PY_RC_FINALIZE" not in os.environ:
         mpi4py.rc.finalize = False
         _finalize_at_exit()
-    if not mpi4py.rc.initialize or "MPI4PY_RC_INITIALIZE" in os.environ or not mpi4py_is_unchanged():
+    by_program = not mpi4py.rc.initialize or "MPI4PY_RC_INITIALIZE" in os.environ or not mpi4py_is_unchanged()
+    if by_program and launcher.store_world is None:
         return False
     mpi4py.rc.initialize = False
     return True
@@ -254,6 +260,11 @@ def at_end(call: Callable[[], None]) -> None:
     _calls_at_end.append(call)
 
 
+def end() -> None:
+    """Runs what `at_end` has registered now, while threads still run."""
+    _run_last(_calls_at_end, os.getpid())
+
+
 def _run_last(calls: list[Callable[[], None]], pid: int) -> None:
     if os.getpid() == pid:
         while calls:
@@ -264,7 +275,7 @@ def _finalize() -> None:
     if os.getpid() != _finalizing_pid or not MPI.Is_initialized() or MPI.Is_finalized():
         return
     if not dead_processes:
-        MPI.Finalize()
+        ctypes.CDLL(MPI.__file__).MPI_Finalize()  # without the interpreter lock: a thread may have to answer MPI
         claim.release()
         return
     libc = ctypes.CDLL(None)

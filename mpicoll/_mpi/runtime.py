@@ -178,8 +178,7 @@ class Process:
 
     def forget(self) -> None:
         """Called in a forked child."""
-        mpi = sys.modules.get("mpi4py.MPI")
-        self._forked = self._forked or (mpi is not None and mpi.Is_initialized())
+        self._forked = self._forked or runs()
 
 
 process = Process()
@@ -187,6 +186,12 @@ os.register_at_fork(after_in_child=process.forget)
 start, stop = process.start, process.stop
 current, world_comm, in_forked_child = process.current, process.world_comm, process.in_forked_child
 prepare_threads_with, entering = process.prepare_threads_with, process.entering
+
+
+def runs() -> bool:
+    """Whether MPI has been started in this process, by anybody; starts nothing."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and bool(mpi.Is_initialized())
 
 
 def finalized() -> bool:
@@ -349,18 +354,13 @@ def _check_size(asked: int, source: str) -> None:
 
     if asked <= 1 or MPI.COMM_WORLD.Get_size() > 1:
         return
-    remedy = f"`python -m mpicoll.run -n {asked} script.py` (or mpirun, or srun)"
-    if launcher.TORCHRUN_MARK in os.environ:
-        raise LaunchError(
-            f"torchrun started {asked} processes, but MPI sees 1 rank: MPI jobs are started by mpiexec. Use {remedy} "
-            "instead of torchrun"
-        )
     launch = launcher.detect()
     started = "no MPI launcher started this process" if launch is None else f"the launcher ({launch.launcher}) started 1 rank"
     raise LaunchError(
-        f"{source} asks for {asked} ranks, but {started}, and MPI sees 1 rank. Start the ranks with {remedy}, or from Python "
-        f"with mpicoll.spawn(function, args, nprocs={asked}) instead of torch.multiprocessing.spawn, Process or a shell "
-        "loop. MPI then sets rank and size"
+        f"{source} asks for {asked} ranks, but {started}, and MPI sees 1 rank. Start the ranks with `python -m mpicoll.run -n "
+        f"{asked} script.py` (or mpirun, or srun). Or start processes as for Gloo, by torchrun or mp.spawn: init_process_group "
+        "makes a world of them if MPI has not started before (by `from mpi4py import MPI`), and each has rank, world_size and a "
+        "place to meet: a store, an init_method, or MASTER_ADDR and MASTER_PORT"
     )
 
 

@@ -1,4 +1,4 @@
-"""What most tutorials do: torch.multiprocessing.spawn, and rank and world_size by hand. No MPI launcher is there."""
+"""torch.multiprocessing.spawn, and rank and world_size by hand, without MASTER_ADDR or another place to meet."""
 
 import os
 import sys
@@ -26,11 +26,11 @@ def worker(rank: int) -> None:
     import mpicoll
 
     def by_environment() -> None:
-        os.environ.update(RANK=str(rank), WORLD_SIZE=str(SIZE), MASTER_ADDR="localhost", MASTER_PORT="1")
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(SIZE))
         try:
             dist.init_process_group("mpi")
         finally:
-            for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+            for name in ("RANK", "WORLD_SIZE"):
                 del os.environ[name]
 
     def by_tutorial() -> None:  # size 0: let MPI say
@@ -38,10 +38,8 @@ def worker(rank: int) -> None:
             warnings.simplefilter("error")
             dist.init_process_group("mpi", rank=0, world_size=0)
 
-    url = f"tcp://localhost:1?rank={rank}&world_size={SIZE}"
     attempt(rank, "environment", by_environment)
     attempt(rank, "arguments", lambda: dist.init_process_group("mpi", rank=rank, world_size=SIZE))
-    attempt(rank, "url", lambda: dist.init_process_group("mpi", init_method=url))
     attempt(rank, "scheme", lambda: dist.init_process_group("gloo", init_method="mpi://", rank=rank, world_size=SIZE))
     attempt(rank, "mpicoll", lambda: mpicoll.init_process_group(rank=rank, world_size=SIZE))
     attempt(rank, "environment again", by_environment)
