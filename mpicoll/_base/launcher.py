@@ -79,17 +79,10 @@ class Launch(NamedTuple):
 class StoreWorld(Protocol):
     """A world of processes that no MPI launcher has started; see `mpicoll._c10d.store_world`."""
 
-    def connect(self, vendor: str) -> None:
-        """Sets the variables by which the MPI of this vendor starts as a rank of the world."""
-
-    def started(self) -> None:
-        """Called when MPI runs on all ranks."""
-
-    def fail(self, why: str, status: int = 1) -> None:
-        """Tells the other ranks why this one ends, and ends it."""
-
-    def end(self) -> None:
-        """Takes leave of the other ranks, when the program has come to its end."""
+    def connect(self, vendor: str) -> None: ...  # sets the variables by which the MPI of this vendor starts as a rank
+    def started(self) -> None: ...  # called when MPI runs on all ranks
+    def fail(self, why: str, status: int = 1) -> None: ...  # ends this process, and tells the other ranks why
+    def end(self) -> None: ...  # takes leave of the other ranks, when the program has come to its end
 
 
 store_world: StoreWorld | None = None  # the world of this process; None: a launcher started it, or it has none

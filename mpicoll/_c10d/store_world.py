@@ -166,9 +166,8 @@ class StoreWorld:
 
     def end(self) -> None:
         """[4] A process of multiprocessing calls this before it prints the error that it ends with."""
-        from mpicoll._mpi import library
-
-        if self._over or self._pid != os.getpid():
+        library = sys.modules.get("mpicoll._mpi.library")
+        if self._over or self._pid != os.getpid() or library is None:  # None: it could not be loaded
             return
         error = sys.exc_info()[1]
         status = error.code if isinstance(error, SystemExit) else error and 1

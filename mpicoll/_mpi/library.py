@@ -261,7 +261,9 @@ def at_end(call: Callable[[], None]) -> None:
 
 
 def end() -> None:
-    """Runs what `at_end` has registered now, while threads still run."""
+    """Runs what `at_end` has registered now, while threads still run. Does not wait for ranks that have died."""
+    if dead_processes:
+        del _calls_at_end[1:]  # but for `_finalize`
     _run_last(_calls_at_end, os.getpid())
 
 
