@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from mpicoll._base import waits
+from mpicoll._base.facts import Facts
 from mpicoll._faults import watchdog
 from mpicoll._faults.ledger import Ledger, Mismatch
 from mpicoll._faults.watchdog import MOST_BEFORE, Waiting, Watchdog
@@ -105,7 +106,7 @@ def test_lower_ranks_end_the_job_first_if_calls_differ(groups: list[Any], monkey
     for name in ("abort", "_show_stacks", "_show_others"):
         monkeypatch.setattr(watchdog, name, Mock())
     for group in groups[1:]:
-        watchdog._end_mismatch(group, Mismatch(3, group.rank - 1, ("barrier()", "all_reduce()")))
+        watchdog._end_mismatch(group, Mismatch(3, group.rank - 1, (Facts("barrier"), Facts("all_reduce"))))
     step_s = waits.LEAD_S / 2
     assert slept == [step_s * min(before, MOST_BEFORE) for before in range(RANKS - 1)]
     assert step_s >= waits.STACK_S  # in which the first one shows where ranks are
