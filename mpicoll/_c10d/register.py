@@ -144,11 +144,15 @@ def _for_world(arguments: dict[str, Any]) -> wrapping.Handler | None:
     ours = names.translate(arguments.get("backend")) is not None or str(arguments.get("init_method")).startswith("mpi://")
     if ours:
         ensure()
-        from mpicoll._c10d import store_world
-        from mpicoll._c10d.requested_ranks import OF_SOME_RANKS, unified
+        from mpicoll._c10d import torch_world
+        from mpicoll._c10d.requested_ranks import OF_SOME_RANKS, unified, without_launcher
         from mpicoll._mpi import runtime
 
-        arguments.update(store_world.meet(wrapping.complete(arguments)))
+        named = unified(wrapping.complete(arguments))
+        if torch_world.default_group() is None and (own := without_launcher(named)) is not None:
+            from mpicoll._c10d import store_world
+
+            arguments.update(store_world.meet(*own, named))
         runtime.refuse_other_size("init_process_group", unified(arguments).get("world_size"), OF_SOME_RANKS)
     return _handler("init_process_group", arguments) if ours else None
 

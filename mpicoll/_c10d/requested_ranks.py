@@ -15,6 +15,7 @@ from mpicoll._base import launcher
 from mpicoll._mpi import runtime
 
 NAMES = ("rank", "world_size")
+ENV, MEETING = "env://", ("MASTER_ADDR", "MASTER_PORT")  # where env:// meets
 OF_SOME_RANKS = (
     "For a group of some ranks, call new_group([...]) on all ranks; for a world of some ranks, make a communicator of them and "
     "call mpicoll.init_process_group(comm=...)"
@@ -41,6 +42,26 @@ def unified(arguments: Mapping[str, Any]) -> dict[str, Any]:
         return dict(arguments)
     query = "&".join("".join(pair) for pair in pairs if pair[0] not in found)
     return {**arguments, **found, "init_method": urlunsplit(url._replace(query=query))}
+
+
+def without_launcher(arguments: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The rank and the size of a world that has to be made of processes which no launcher has started; see store_world.py.
+
+    None where a launcher has started this process, MPI runs, not more than one rank is named, or there is no place to meet.
+    """
+    rank, size = (_number(arguments.get(name), name.upper()) for name in NAMES)
+    if rank is None or size is None or not 0 <= rank < size or size == 1 or launcher.started_by_mpi() or runtime.runs():
+        return None
+    method = str(arguments.get("init_method") or ENV)
+    by_env = method.startswith("env:") and arguments.get("store") is None
+    if method.startswith("mpi:") or (by_env and not all(name in os.environ for name in MEETING)):
+        return None
+    return rank, size
+
+
+def _number(named: object, variable: str) -> int | None:
+    value = os.environ.get(variable, "") if named in (-1, None) else str(named)
+    return int(value) if value.isdigit() else None
 
 
 def warn_of_environment(mpi: runtime.Runtime) -> None:

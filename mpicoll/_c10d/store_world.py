@@ -19,7 +19,6 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Mapping
 from datetime import timedelta
 from multiprocessing import parent_process, util
 from typing import Any, NoReturn
@@ -32,7 +31,8 @@ from torch.distributed.rendezvous import rendezvous
 from mpicoll._base import last_words, launcher, processes
 from mpicoll._base.torch_errors import OperationTimeout
 from mpicoll._base.waits import AFTER_LIMIT_S, PARENT_S, SHORT_LOOK_S, STOP_S
-from mpicoll._c10d import requested_ranks, torch_world, wrapping
+from mpicoll._c10d import wrapping
+from mpicoll._c10d.requested_ranks import ENV
 from mpicoll._launch import linux
 from mpicoll._launch.liveness import Liveness
 from mpicoll._launch.placeholders import Placeholder
@@ -42,41 +42,24 @@ from mpicoll._mpi import runtime
 LOOPBACK = "127.0.0.1"
 PLACE = "mpicoll"  # the key in the store: where rank 0 listens
 LONGEST = timedelta(days=1)  # MPI ends the wait, or the death of a rank does
-MEETING = ("MASTER_ADDR", "MASTER_PORT")  # where env:// meets
 
 
-def meet(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def meet(rank: int, size: int, arguments: dict[str, Any]) -> dict[str, Any]:
     """Meets the other ranks of a world that no launcher has started (collective over them).
 
-    Returns what changes in the arguments of init_process_group: the store of the meeting is the store of the world. Does nothing
-    where a launcher has started this process, MPI runs, or not more than one rank is named.
+    Returns what changes in the arguments of init_process_group: the store of the meeting is the store of the world.
 
     Raises:
         OperationTimeout: A rank did not come within the timeout; names it.
     """
-    arguments = requested_ranks.unified(arguments)
-    rank, size = (_number(arguments.get(name), name.upper()) for name in requested_ranks.NAMES)
-    method = str(arguments.get("init_method") or "env://")
-    by_env = method.startswith("env:") and arguments.get("store") is None
-    if (
-        rank is None or size is None or not 0 <= rank < size or size == 1 or launcher.started_by_mpi() or runtime.runs()
-        or torch_world.default_group() is not None or method.startswith("mpi:")
-        or (by_env and not all(name in os.environ for name in MEETING))
-    ):  # fmt: skip
-        return {}
     for name in [name for name in os.environ if launcher.names_job(name)]:  # of an outer step: `srun torchrun`
         del os.environ[name]
-    limit_s = wrapping.limit(arguments)
-    store, host = arguments.get("store"), os.environ["MASTER_ADDR"] if by_env else urlsplit(method).hostname or ""
+    limit_s, store, method = wrapping.limit(arguments), arguments.get("store"), str(arguments.get("init_method") or ENV)
+    host = os.environ["MASTER_ADDR"] if store is None and method.startswith("env:") else urlsplit(method).hostname or ""
     if store is None:
         store = _store(method, rank, size, limit_s)
     launcher.store_world = StoreWorld(store, host, rank, size, limit_s)
     return {"store": store, "init_method": None, "rank": rank, "world_size": size}
-
-
-def _number(named: object, variable: str) -> int | None:
-    value = os.environ.get(variable, "") if named in (-1, None) else str(named)
-    return int(value) if value.isdigit() else None
 
 
 def _store(method: str, rank: int, size: int, limit_s: float) -> Any:
