@@ -74,5 +74,5 @@ STOP_S = 5.0  # between SIGTERM and SIGKILL; a program may have something to sav
 KILL_S = 1.0  # between the SIGKILL to the ranks and the one to mpiexec
 GONE_S = 2.0  # a process that gets SIGKILL ends within milliseconds, but a large one frees its memory first
 LAST_REPORTS_S = 1.0  # reports of ranks that ended before mpiexec may still be on their way from other hosts
-LEFT_BEHIND_S = _scaled(5.0, least_s=2.0)  # a healthy mpiexec ends milliseconds after its last rank
+LEFT_BEHIND_S = _scaled(10.0, least_s=2.0)  # an mpiexec ends milliseconds after its last rank, if the machine is not busy
 FIRST_PAUSE_S, LONGEST_PAUSE_S = _scaled(1.0), _scaled(60.0)  # before a restart; each pause is twice the one before
