@@ -24,8 +24,7 @@ class Gathers(Collectives):
             src = checks.group_rank("broadcast", "src", src, self.size)
             if is_dense_cpu(tensor):
                 call = self.host.broadcast(tensor, src)
-                if not self.checked:
-                    self.host.keep(tensor, call, src)
+                self.host.keep(tensor, call, src)
                 return self.run("broadcast", call, [tensor], async_op)
             memory = buffers.readable("broadcast", tensor) if self.rank == src else buffers.writable("broadcast", tensor)
             backend = self.backend("broadcast", memory)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 from torch.autograd import profiler
@@ -20,9 +19,6 @@ from mpicoll._mpi import bell
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.runtime import OWN_TAGS
 from mpicoll._tensors import buffers, checks
-
-if TYPE_CHECKING:
-    pass
 
 # From EAGER bytes on, MPI's own send keeps a core busy while it waits for the receiver. So such a send is tested until it has
 # ended. The tests make a ping-pong of 64 KiB 20 % slower, of 1 MiB 6 %: a quick succession is tested from TESTED_FROM bytes on.

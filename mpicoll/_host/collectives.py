@@ -71,8 +71,8 @@ class HostCollectives:
         self._single_call_below = {name: min(nbytes, MET_FROM) for name, nbytes in below.items()} if self.windows.apart else below
 
     def keep(self, tensor: Tensor, call: Call, root: int | None = None) -> None:
-        """Keeps a Call that is one call of MPI for the next operation on the same memory."""
-        if call[0] in (self.channel.Allreduce, self.channel.Bcast):
+        """Keeps a Call that is one call of MPI for the next operation on the same memory. Not where ranks compare each call."""
+        if call[0] in (self.channel.Allreduce, self.channel.Bcast) and not self.messages.checked:
             self.known.keep(tensor, call, root)
 
     def copying_back(self, call: Call, tensors: Sequence[Tensor], memories: Sequence[Tensor]) -> Call:

@@ -13,8 +13,8 @@ What a rank itself reads, it sets when it starts, under any launcher: `mpicoll._
 # Note [Always oversubscribe]
 Open MPI 5.0.11 lets its ranks yield their cores where there are more ranks than cores, and only there, whether this is allowed or
 not (on 2 cores 1 and 2 ranks do not yield, 4 do). So it costs nothing where it is not needed. The ranks are placed by slot:
-with the modifier alone, Open MPI 5.0.11 starts all of them on the first host, also with --host a:2,b:2. Ranks that the user binds
-are placed by Open MPI's own default, which spreads them over the sockets.
+with the modifier alone, Open MPI 5.0.11 starts all of them on the first host, also with --host a:2,b:2. If the user
+binds ranks, Open MPI places them by its own default: it spreads them over the sockets.
 
 # Note [Why no binding]
 Open MPI binds each rank to one core if a job has one or two ranks. The threads of torch and the communication thread of mpicoll

@@ -14,15 +14,14 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import mpicoll._launch.run as run
 from mpicoll._base.errors import LaunchError
 from mpicoll._base.waits import STOP_S
 from mpicoll._launch.job import NOTHING_ASKED, Program
-
-Gather = Callable[[str], list[str]]  # hands the texts of all ranks to each rank (collective)
+from mpicoll._launch.pmi import Gather
 
 START_S = 60.0  # of mpirun, which takes 0.5 s; many times longer on a busy machine
 PLACEHOLDER = """
