@@ -168,6 +168,7 @@ class StoreWorld:
 
     def _leave(self, status: int) -> NoReturn:
         """Ends a failed process: MPI_Finalize would wait for the others."""
+        linux.unlink_mapped()  # MPI may have been about to start
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
@@ -184,4 +185,4 @@ class StoreWorld:
         if self.rank == (rank == 0):  # the lowest rank that is left
             print(f"mpicoll: rank {rank} of {self.size} {why}; the other ranks end, too", file=sys.stderr, flush=True)
         time.sleep(PARENT_S)
-        os._exit(1)
+        self._leave(1)

@@ -1,21 +1,21 @@
 """Open MPI without a launcher: a process becomes the rank of a placeholder, which an mpirun has started.
 
-    rank 0 ──► mpirun -n N sh (on this host) ──► each placeholder writes down its variables, and sleeps
+    rank 0 ──► mpirun -n N sh (on this host) ──► each placeholder, in its turn, writes its variables, and sleeps
            ──► ``gather`` hands them out ──► MPI_Init of each process, as the rank of its placeholder
 
-Each placeholder reads a pipe of rank 0, which ends when rank 0 ends, however that comes. Then they end, and mpirun with them.
+Each placeholder reads a pipe of rank 0, which ends when rank 0 ends, however that comes. Then they end, and mpirun with them. No
+file is made: one would stay behind if rank 0 were killed.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
+import select
 import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import mpicoll._launch.run as run
 from mpicoll._base.errors import LaunchError
@@ -24,13 +24,8 @@ from mpicoll._launch.job import NOTHING_ASKED, Program
 from mpicoll._launch.pmi import Gather
 
 START_S = 60.0  # of mpirun, which takes 0.5 s; many times longer on a busy machine
-PLACEHOLDER = """
-exec < "$0/pipe"
-file="$0/$OMPI_COMM_WORLD_RANK"
-env -0 > "$file.part"
-mv "$file.part" "$file"
-exec cat
-"""
+PLACEHOLDER = r"""cd /proc/$0/fd && exec < $1 && read -r turn < $2 && { env -0; printf '\0'; } > $3 && exec cat"""
+END = b"\0\0"  # of the variables of one placeholder
 TAKEN = ("OMPI_", "PMIX_", "PRTE_", "ORTE_")  # the beginnings of the variables by which a rank finds its mpirun
 
 
@@ -58,27 +53,28 @@ class Placeholder:
 
     def _start(self, size: int) -> list[dict[str, str]] | str:
         """Starts mpirun. Returns the variables of each placeholder, or what has failed."""
-        folder = Path(tempfile.mkdtemp(prefix="mpicoll-placeholders-"))
-        os.mkfifo(folder / "pipe")
-        self._pipe = os.open(folder / "pipe", os.O_RDWR | os.O_CLOEXEC)  # to write only would wait for a reader
+        end, self._pipe = os.pipe()
+        turns, turn = os.pipe()
+        answers, of_mpirun = os.pipe()  # mpirun only holds it open: it passes on less than it gets where there are zero bytes
         try:
             environ = run.job_environ(NOTHING_ASKED)
-            plan = run.make_plan([Program(("sh", "-c", PLACEHOLDER, str(folder)), size)], NOTHING_ASKED, environ)
-            with (folder / "errors").open("wb") as errors:
+            program = Program(("sh", "-c", PLACEHOLDER, *map(str, (os.getpid(), end, turns, answers))), size)
+            plan = run.make_plan([program], NOTHING_ASKED, environ)
+            with tempfile.TemporaryFile("w+", errors="replace") as errors:
                 self._mpirun = subprocess.Popen(
-                    plan.command, env=run.full_environ(plan, environ), stdin=subprocess.DEVNULL, stdout=errors, stderr=errors,
-                    start_new_session=True,
+                    plan.command, env=run.full_environ(plan, environ), stdin=subprocess.DEVNULL, stdout=of_mpirun,
+                    stderr=errors, start_new_session=True,
                 )  # fmt: skip
-            files, deadline = [folder / str(rank) for rank in range(size)], time.monotonic() + START_S
-            while not all(file.exists() for file in files):
-                if self._mpirun.poll() is not None or time.monotonic() > deadline:
-                    return (folder / "errors").read_text(errors="replace").strip() or "it did not answer"
-                time.sleep(0.01)
-            return [_variables(file) for file in files]
+                os.close(of_mpirun)
+                if (found := _read(answers, turn, size)) is None:
+                    errors.seek(0)
+                    return errors.read().strip() or "it did not answer"
+                return found
         except (LaunchError, OSError) as error:
             return str(error)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            for each in (end, turns, turn, answers):
+                os.close(each)
 
     def stop(self) -> None:
         """Ends mpirun, when MPI has been finalised on all ranks."""
@@ -92,6 +88,19 @@ class Placeholder:
             self._pipe = -1
 
 
-def _variables(file: Path) -> dict[str, str]:
-    pairs = (word.partition("=") for word in file.read_text(errors="surrogateescape").split("\0"))
-    return {name: value for name, _, value in pairs if name.startswith(TAKEN)}
+def _read(answers: int, turn: int, size: int) -> list[dict[str, str]] | None:
+    """The variables of each placeholder; None: one has not answered."""
+    said, found, deadline = b"", dict[int, dict[str, str]](), time.monotonic() + START_S
+    while len(found) < size:
+        os.write(turn, b"\n")  # for one of them: what several write would mix
+        while END not in said:
+            ready, *_ = select.select([answers], [], [], max(deadline - time.monotonic(), 0))
+            more = os.read(answers, 1 << 16) if ready else b""
+            if not more:  # mpirun has ended
+                return None
+            said += more
+        block, _, said = said.partition(END)
+        pairs = (word.partition("=") for word in os.fsdecode(block).split("\0"))
+        variables = {name: value for name, _, value in pairs if name.startswith(TAKEN)}
+        found[int(variables["OMPI_COMM_WORLD_RANK"])] = variables
+    return [found[rank] for rank in range(size)]

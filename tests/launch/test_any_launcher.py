@@ -42,6 +42,13 @@ def run(*words: str, **environ: str) -> tuple[int, str, str]:
     return process.returncode, out, errors
 
 
+def all_removed(errors: str) -> bool:
+    """Whether the files of shared memory are gone that the ranks of as_gloo.py have named."""
+    files = {name for line in errors.splitlines() if line.startswith("maps ") for name in line.split()[1:]}
+    assert files, errors
+    return not any(os.path.exists(file) for file in files)
+
+
 # -- jobs ----------------------------------------------------------------------------------------------------------------
 
 
@@ -78,6 +85,7 @@ def test_a_failing_rank_ends_the_others(fault: str, status: int, says: str, how:
     """The others wait for it in a barrier. mp.spawn raises the error of the rank that failed, as with Gloo."""
     ended, out, errors = run(SCRIPT, fault, how)
     assert ended == 1, errors
+    assert all_removed(errors)
     if how == "fork":
         assert f"mpicoll: rank 1 of 2 {says}; the other ranks end, too" in errors
         assert out == f"ended 1 {status}\n", errors
@@ -109,6 +117,7 @@ def test_torchrun_and_its_restarts() -> None:
     status, out, errors = run(*TORCHRUN, "2", "--max-restarts", "1", "--master-port", str(free_port()), SCRIPT, "restart", "run")
     assert status == 0, errors
     assert sorted(out.splitlines()) == ["rank 0 of 2: right", "rank 1 of 2: right"], errors
+    assert all_removed(errors)
 
 
 @pytest.mark.launch
