@@ -145,16 +145,24 @@ def _for_world(arguments: dict[str, Any]) -> wrapping.Handler | None:
     if ours:
         ensure()
         from mpicoll._c10d import torch_world
-        from mpicoll._c10d.requested_ranks import OF_SOME_RANKS, unified, without_launcher
+        from mpicoll._c10d.requested_ranks import OF_SOME_RANKS, unified
         from mpicoll._mpi import runtime
 
-        named = unified(wrapping.complete(arguments))
-        if torch_world.default_group() is None and (own := without_launcher(named)) is not None:
-            from mpicoll._c10d import store_world
-
-            arguments.update(store_world.meet(*own, named))
+        if torch_world.default_group() is None:
+            arguments.update(_met(unified(wrapping.complete(arguments))))
         runtime.refuse_other_size("init_process_group", unified(arguments).get("world_size"), OF_SOME_RANKS)
     return _handler("init_process_group", arguments) if ours else None
+
+
+def _met(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Meets the other ranks if no launcher has started them. Returns what changes in the arguments of init_process_group."""
+    from mpicoll._c10d.requested_ranks import without_launcher
+
+    if (own := without_launcher(arguments)) is None:
+        return {}
+    from mpicoll._c10d import store_world
+
+    return store_world.meet(*own, arguments)
 
 
 def _for_group(arguments: dict[str, Any]) -> wrapping.Handler | None:
@@ -163,7 +171,12 @@ def _for_group(arguments: dict[str, Any]) -> wrapping.Handler | None:
 
     default = torch_world.default_group()  # None before init_process_group, where torch raises
     backend = arguments.get("backend") or (default and torch_world.backend_of(default))
-    return _handler("new_group", arguments) if names.translate(backend) is not None else None
+    if names.translate(backend) is None:
+        return None
+    if default is not None and not arguments.get("use_local_synchronization"):  # all ranks call it: those of Gloo, say, meet
+        store, timeout = torch_world.c10d._get_default_store(), wrapping.complete(arguments).get("timeout")
+        _met({"rank": default.rank(), "world_size": default.size(), "store": store, "timeout": timeout})
+    return _handler("new_group", arguments)
 
 
 def _for_members(arguments: dict[str, Any]) -> wrapping.Handler | None:

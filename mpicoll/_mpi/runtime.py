@@ -358,9 +358,9 @@ def _check_size(asked: int, source: str) -> None:
     started = "no MPI launcher started this process" if launch is None else f"the launcher ({launch.launcher}) started 1 rank"
     raise LaunchError(
         f"{source} asks for {asked} ranks, but {started}, and MPI sees 1 rank. Start the ranks with `python -m mpicoll.run -n "
-        f"{asked} script.py` (or mpirun, or srun). Or start processes as for Gloo, by torchrun or mp.spawn: init_process_group "
-        "makes a world of them if MPI has not started before (by `from mpi4py import MPI`), and each has rank, world_size and a "
-        "place to meet: a store, an init_method, or MASTER_ADDR and MASTER_PORT"
+        f"{asked} script.py` (or mpirun, or srun). Or start processes as for Gloo, by torchrun or mp.spawn: init_process_group, "
+        "called before init_rpc, makes a world of them if MPI has not started before (by `from mpi4py import MPI`), and each has "
+        "rank, world_size and a place to meet: a store, an init_method, or MASTER_ADDR and MASTER_PORT"
     )
 
 

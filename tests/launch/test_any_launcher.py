@@ -54,10 +54,20 @@ def all_removed(errors: str) -> bool:
 
 @pytest.mark.launch
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("api", ["torch", "mpicoll"])
 @pytest.mark.parametrize(
-    ("program", "how", "size", "line"),
-    [("p2p", "spawn", 2, "has 3"), ("collectives", "fork", 3, "right"), ("ddp", "mp.spawn", 2, "as one process")],
+    ("program", "how", "size", "line", "api"),
+    [
+        *[
+            (*case, api)
+            for case in [
+                ("p2p", "spawn", 2, "has 3"),
+                ("collectives", "fork", 3, "right"),
+                ("ddp", "mp.spawn", 2, "as one process"),
+            ]
+            for api in ("torch", "mpicoll")
+        ],
+        ("beside", "fork", 2, "gloo and mpi", "torch"),
+    ],
 )
 def test_programs_of_the_tutorials(program: str, how: str, size: int, line: str, api: str) -> None:
     """As they stand, but for the word "mpi", under plain python. Collectives: the ranks meet in four ways."""

@@ -1,6 +1,6 @@
 """Programs of PyTorch's tutorials, with "mpi" for "gloo": `as_gloo.py PROGRAM START [SIZE]` under plain python or torchrun.
 
-PROGRAM: p2p, collectives, ddp, or a fault of rank 1. START: mp.spawn, spawn, fork; run: torchrun has started this process.
+PROGRAM: p2p, collectives, beside, ddp, or a fault of rank 1. START: mp.spawn, spawn, fork; or run, under torchrun.
 """
 
 import os
@@ -52,6 +52,20 @@ def collectives() -> None:
     dist.scatter(one, [torch.full((1,), other + 1.0) for other in range(size)] if rank == 0 else [], src=0)
     assert one.item() == rank + 1
     say("right")
+
+
+def beside() -> None:
+    """A group over MPI of the ranks of Gloo, and workers."""
+    group = dist.new_group(backend="mpi")
+    total = torch.tensor([dist.get_rank() + 1.0])
+    dist.all_reduce(total, group=group)
+    assert total.item() == 3, total
+    from mpicoll import rpc
+
+    rpc.init_rpc(f"worker{dist.get_rank()}")
+    assert rpc.rpc_sync("worker1", dist.get_rank) == 1
+    rpc.shutdown()
+    say(f"{dist.get_backend()} and {dist.get_backend(group)}")
 
 
 def ddp() -> None:
@@ -113,8 +127,8 @@ def start(rank: int, method: str, folder: str, port: int) -> None:
         named["init_method"] = f"file://{folder}/meeting"
     if method == "store":
         named["store"] = torch.distributed.TCPStore("localhost", port, SIZE, rank == 0)
-    dist.init_process_group("mpi", **named)
-    {"p2p": p2p, "collectives": collectives, "ddp": ddp}.get(PROGRAM.partition("-")[0], fault)()
+    dist.init_process_group("gloo" if PROGRAM == "beside" else "mpi", **named)
+    {"p2p": p2p, "collectives": collectives, "beside": beside, "ddp": ddp}.get(PROGRAM.partition("-")[0], fault)()
     dist.destroy_process_group()
 
 
