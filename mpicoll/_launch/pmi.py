@@ -9,9 +9,11 @@ in advance.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from itertools import groupby
@@ -55,7 +57,8 @@ class Server:
 
     def stop(self) -> None:
         """Answers in advance what MPI asks in C's exit(). The thread keeps the connection open until then."""
-        self._end.sendall(f"cmd={ANSWERS['finalize']}\n".encode())
+        with contextlib.suppress(BrokenPipeError):  # Intel MPI has asked in MPI_Finalize, and closed it
+            self._end.sendall(f"cmd={ANSWERS['finalize']}\n".encode())
         self._gather = list
 
     def _serve(self) -> None:
@@ -66,6 +69,10 @@ class Server:
 
     def _answer(self, words: dict[str, str]) -> str:
         command = words.get("cmd", "")
+        if command == "init" and (version := words.get("pmi_version")) != "1":
+            why = f"has an MPI that speaks PMI {version}, not 1: start the ranks by `mpicoll run`, mpirun or srun"
+            print(f"mpicoll: this process {why}", file=sys.stderr, flush=True)
+            self._fail(why, 1)
         if command == "get":
             value = self._values.get(words["key"])
             return f"get_result rc={0 if value else -1} msg={'success' if value else 'not_found'} value={value or 'unknown'}"

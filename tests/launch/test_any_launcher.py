@@ -8,9 +8,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -199,6 +201,45 @@ def test_the_protocol_of_64_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert store.num_keys() == 2 * (size + 2)  # two barriers
 
 
+class CountingStore:
+    """A store of torch that counts the requests."""
+
+    def __init__(self) -> None:
+        self.store, self.requests, self.guard = HashStore(), Counter[str](), threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        with self.guard:
+            self.requests[name] += 1
+        return getattr(self.store, name)
+
+
+def test_requests_of_1024_ranks() -> None:
+    """The figures of the guide of launching: what one barrier of PMI asks of the store."""
+    size, card = 1024, "card=" + "x" * 60
+    store = CountingStore()
+    ranks = [Gather(store, rank, size) for rank in range(size)]
+    with ThreadPoolExecutor(size) as threads:
+        found = list(threads.map(lambda rank: rank(card), ranks, timeout=60))
+    assert found == [[card] * size] * size
+    assert store.requests == {"set": size + 1, "add": size, "multi_get": 1, "wait": size, "get": size}
+    assert store.store.num_keys() == size + 2
+    assert len(store.store.get("1/all")) < 72 * size  # each rank reads all addresses
+
+
+def test_another_pmi_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an MPI that was built for Slurm's PMI-2 begins."""
+    for name in ("PMI_FD", "PMI_RANK", "PMI_SIZE", "PMI_JOBID", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"):
+        monkeypatch.setenv(name, "")
+    failed = Queue[tuple[str, int]]()
+    server = Server(0, "kvs", ["host"], list, lambda *words: failed.put(words))
+    with socket.socket(fileno=int(os.environ["PMI_FD"])) as connection:
+        connection.sendall(b"cmd=init pmi_version=2 pmi_subversion=0\n")
+        why, status = failed.get(timeout=20)
+        connection.recv(100)
+        assert (why[:40], status) == ("has an MPI that speaks PMI 2, not 1: sta", 1)
+    server.stop()  # MPI has closed its end
+
+
 def met(
     size: int, come: int, limit_s: float, lost: Callable[[int, int, str], None]
 ) -> tuple[list[Liveness], list[dict[int, str]]]:
@@ -237,6 +278,7 @@ def test_ranks_that_have_ended_well_are_not_lost() -> None:
         rank.start()
     ranks[1].stop(1)
     ranks[0].stop(20)
+    ranks[1]._thread.join(20)  # has heard the other's end
     ranks[1]._forget()
     assert heard == []
 
