@@ -80,7 +80,6 @@ class StoreWorld(Protocol):
     """A world of processes that no MPI launcher has started; see `mpicoll._c10d.store_world`."""
 
     def connect(self, vendor: str) -> None: ...  # sets the variables by which the MPI of this vendor starts as a rank
-    def started(self) -> None: ...  # called when MPI runs on all ranks
     def fail(self, why: str, status: int = 1) -> None: ...  # ends this process, and tells the other ranks why
     def end(self) -> None: ...  # takes leave of the other ranks, when the program has come to its end
 

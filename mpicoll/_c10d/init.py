@@ -26,6 +26,7 @@ from mpicoll._base.torch_errors import OperationTimeout
 from mpicoll._c10d import ddp, dynamo, failed_calls, hooks, names, requested_ranks, store, torch_world, wrapping
 from mpicoll._engine.registry import registry
 from mpicoll._faults import roll_call, time_limit
+from mpicoll._launch import linux
 from mpicoll._mpi import abort, runtime, survivors
 from mpicoll._mpi.errors import MPIException, translate
 from mpicoll._tensors import checks
@@ -90,7 +91,7 @@ def _init_over_mpi(
         registry.begin()
         roll_call.everyone(mpi, "init_process_group", limit_s)
         if launcher.store_world is not None:
-            launcher.store_world.started()
+            linux.unlink_mapped()  # all ranks have it
         if by_mpi:
             made = store.make(mpi, limit_s) if names.only_ours(translated) else None
             arguments.update(store=made, init_method="mpi://" if made is None else None)

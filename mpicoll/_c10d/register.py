@@ -174,8 +174,8 @@ def _for_group(arguments: dict[str, Any]) -> wrapping.Handler | None:
     if names.translate(backend) is None:
         return None
     if default is not None and not arguments.get("use_local_synchronization"):  # all ranks call it: those of Gloo, say, meet
-        store, timeout = torch_world.c10d._get_default_store(), wrapping.complete(arguments).get("timeout")
-        _met({"rank": default.rank(), "world_size": default.size(), "store": store, "timeout": timeout})
+        place = {"rank": default.rank(), "world_size": default.size(), "store": torch_world.c10d._get_default_store()}
+        _met({**wrapping.complete(arguments), **place})
     return _handler("new_group", arguments)
 
 

@@ -39,7 +39,6 @@ from mpicoll._launch.placeholders import Placeholder
 from mpicoll._launch.pmi import Server
 from mpicoll._mpi import runtime
 
-LOOPBACK = "127.0.0.1"
 PLACE = "mpicoll"  # the key in the store: where rank 0 listens
 LONGEST = timedelta(days=1)  # MPI ends the wait, or the death of a rank does
 
@@ -107,14 +106,14 @@ class StoreWorld:
         if missing:
             raise _late(", ".join(map(str, missing)), limit_s)
         self._hosts = [hosts[rank] for rank in range(size)]
-        self._gather: Gather | None = Gather(PrefixStore(self._key, store), rank, size)
+        self._gather: Any = Gather(PrefixStore(self._key, store), rank, size)
         self._liveness.start()
         if parent_process() is not None:  # of multiprocessing, which ends a forked process without the functions of atexit
             util.Finalize(None, self.end, exitpriority=-1000)
 
     def _meet(self, store: Any, host: str, limit_s: float) -> tuple[str, dict[int, str]]:
         """[2] Returns the key of this world, and the hosts of the ranks that have come."""
-        own, deadline = " ".join(processes.network()), time.monotonic() + limit_s
+        own, deadline, address = " ".join(processes.network()), time.monotonic() + limit_s, ("the store", 0)
         if self.rank == 0:
             key, listener = secrets.token_hex(16), socket.create_server(("", 0), backlog=self.size)
             store.set(PLACE, json.dumps((key, listener.getsockname()[1], socket.gethostname(), own)))
@@ -123,25 +122,19 @@ class StoreWorld:
             try:
                 store.wait([PLACE], timedelta(seconds=remaining_s))
                 key, port, name, network = json.loads(store.get(PLACE))
-                address = LOOPBACK if network == own else host or name, port
+                address = "127.0.0.1" if network == own else host or name, port
                 return key, self._liveness.connect(address, key, own, remaining_s + AFTER_LIMIT_S)
-            except (OSError, ValueError) as error:  # of an earlier start of this job, whose store lives on
-                reason = f"{name} port {port}: {error}"
+            except (OSError, ValueError, RuntimeError) as error:  # of an earlier start of this job; RuntimeError: of the store
+                reason = f"{address[0]}: {error}"
                 time.sleep(SHORT_LOOK_S)
-            except RuntimeError as error:  # of the store
-                reason = str(error)
         raise _late("0", limit_s, f" ({reason})")
 
     def connect(self, vendor: str) -> None:
         """[3]"""
-        assert self._gather is not None
         if vendor == "Open MPI":
             self._mpi = Placeholder(self.rank, self._hosts, self._gather)
         else:
             self._mpi = Server(self.rank, self._key, self._hosts, self._gather, self.fail)
-
-    def started(self) -> None:
-        linux.unlink_mapped()
 
     def fail(self, why: str, status: int = 1) -> NoReturn:
         self._liveness.say(why)
@@ -164,7 +157,7 @@ class StoreWorld:
         self._liveness.stop(STOP_S)
         if self._mpi is not None:
             self._mpi.stop()
-        self._gather = None  # with its store: the last FileStore removes its file
+        self._gather = None  # the last FileStore removes its file
 
     def _leave(self, status: int) -> NoReturn:
         """Ends a failed process: MPI_Finalize would wait for the others."""

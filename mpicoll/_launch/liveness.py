@@ -20,7 +20,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from mpicoll._base.waits import CONNECT_S
 from mpicoll._launch import linux
@@ -93,19 +92,15 @@ class Liveness:
                 selector.register(connection, selectors.EVENT_READ, [rank, ""])
             while self._peers.keys() - self._ended:
                 for each, _ in selector.select():
-                    data = self._read(each.fileobj)
+                    data = ""
+                    with contextlib.suppress(OSError):
+                        data = self._peers[each.data[0]].recv(65536).decode(errors="replace")
                     *lines, each.data[1] = (each.data[1] + data).split("\n")
                     if not data:
                         selector.unregister(each.fileobj)
                         del self._peers[each.data[0]]
                         lines = [f"{each.data[0]} {ENDED}"]
                     self._take(each.data[0], lines)
-
-    @staticmethod
-    def _read(connection: Any) -> str:
-        with contextlib.suppress(OSError):
-            return str(connection.recv(65536).decode(errors="replace"))
-        return ""
 
     def _take(self, peer: int, lines: Sequence[str]) -> None:
         for line in lines:

@@ -30,6 +30,7 @@ ANSWERS = {
     "barrier_in": "barrier_out rc=0",
     "finalize": "finalize_ack rc=0",
 }
+OTHER = "has an MPI that does not speak PMI 1: start the ranks by `mpicoll run`, mpirun or srun"
 
 
 class Server:
@@ -43,8 +44,7 @@ class Server:
 
     def __init__(self, rank: int, name: str, hosts: Sequence[str], gather: Gather, fail: Callable[[str, int], None]) -> None:
         self._end, of_mpi = socket.socketpair()
-        self._name, self._size, self._gather = name, len(hosts), gather
-        self._fail = fail
+        self._name, self._size, self._gather, self._fail = name, len(hosts), gather, fail
         self._put = list[str]()  # since the last barrier, "KEY=VALUE"
         self._values = {"PMI_process_mapping": mapping(hosts)}
         of_mpi.set_inheritable(True)  # a process that the rank starts must see that the number is taken, as under Hydra
@@ -69,10 +69,9 @@ class Server:
 
     def _answer(self, words: dict[str, str]) -> str:
         command = words.get("cmd", "")
-        if command == "init" and (version := words.get("pmi_version")) != "1":
-            why = f"has an MPI that speaks PMI {version}, not 1: start the ranks by `mpicoll run`, mpirun or srun"
-            print(f"mpicoll: this process {why}", file=sys.stderr, flush=True)
-            self._fail(why, 1)
+        if command == "init" and words.get("pmi_version") != "1":
+            print(f"mpicoll: this process {OTHER}", file=sys.stderr, flush=True)
+            self._fail(OTHER, 1)
         if command == "get":
             value = self._values.get(words["key"])
             return f"get_result rc={0 if value else -1} msg={'success' if value else 'not_found'} value={value or 'unknown'}"
