@@ -143,6 +143,17 @@ def test_a_rank_that_does_not_come_is_named() -> None:
         assert f"OperationTimeout: init_process_group: Timed out: rank {missing} did not come within the timeout of 2 s" in errors
 
 
+@pytest.mark.launch
+def test_a_world_of_one_leaves_no_shared_memory() -> None:
+    """Open MPI leaves a segment when a process that no mpirun has started ends, also one of mpi4py alone."""
+    code = "import sys, torch.distributed as d; d.init_process_group('mpi'); sys.stderr.write(open('/proc/self/maps').read())"
+    status, _, errors = run("-c", code)
+    files = [line.split()[5] for line in errors.splitlines() if "/dev/shm/" in line]
+    assert status == 0, errors
+    assert files or not is_open_mpi()
+    assert not any(os.path.exists(file) for file in files)
+
+
 # -- parts ---------------------------------------------------------------------------------------------------------------
 
 
