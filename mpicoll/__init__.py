@@ -3,6 +3,8 @@
 Names are loaded on first use. Importing mpicoll starts no MPI and imports no torch (``python -m mpicoll.run`` runs this file
 too). ``OURS`` lists the names that mpicoll defines. Every other public name is torch.distributed's own object, so the mirror is
 complete with every version of torch. Submodules are mirrored too: ``from mpicoll.fsdp import fully_shard``.
+
+PYTEST_DONT_REWRITE: this wheel has a plugin of pytest, which would warn that `mpicoll.run` has imported mpicoll before it.
 """
 
 from __future__ import annotations

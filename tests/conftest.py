@@ -1,4 +1,4 @@
-"""Fixtures, options and marks of the suite; tests/support/spmd.py holds what makes one pytest run out of N ranks.
+"""Fixtures, options and marks of the suite; `mpicoll.testing` makes one pytest run out of N ranks.
 
     python -m pytest                                    one rank
     python -m mpicoll.run -n 3 -m pytest                the same tests on three
@@ -14,7 +14,6 @@ import os
 import random
 import zlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -24,7 +23,8 @@ import torch
 
 from mpicoll._device import streams
 from mpicoll._mpi import abort, shared_segment
-from tests.support import everyone, spmd, warm, warm_server
+from mpicoll.testing import _plugin
+from tests.support import session, warm, warm_server
 
 # Examples must be the same on all ranks and in every run. A body with collectives must ``agree`` before it fails, or
 # only one rank goes on to shrink its example.
@@ -49,9 +49,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    spmd.plugin = spmd.SpmdPlugin(config)
-    config.pluginmanager.register(spmd.plugin, "spmd")
-    abort.abort = spmd.plugin.watch.showing(abort.abort)
+    _plugin.start(config)  # on one rank, too: its time limit, and what it shows of a test that hangs
+    abort.abort = session().watch.showing(abort.abort)
     if config.getoption("numprocesses", None):  # of pytest-xdist, whose workers inherit this environment
         os.environ[warm.ADDRESS] = warm_server()
     if config.getoption("--as-if-gpus"):
@@ -65,27 +64,19 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # tests call gc.collect often; each would look at all that torch has made
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
-    if hasattr(session.config.option, "with_mpi"):
-        session.config.option.with_mpi = True  # pytest-mpi: @pytest.mark.mpi means run here, not skip
-
-
 def runs_here(item: pytest.Item, size: int, kinds: Sequence[str]) -> bool:
     """Whether marks and folder of ``item`` let it run on ``size`` ranks. kinds: of ``ON_REQUEST``, those that were asked for."""
-    sizes = [mark.args for mark in item.iter_markers("ranks")]
-    least = [mark.args[0] for mark in item.iter_markers("min_ranks")]
-    alone = item.get_closest_marker("launch") is not None or (item.path.parent.name in ALONE and not sizes and not least)
+    for_ranks = any(item.get_closest_marker(name) for name in ("ranks", "min_ranks"))  # which the plugin reads
+    alone = item.get_closest_marker("launch") is not None or (item.path.parent.name in ALONE and not for_ranks)
     return (
         all(kind in kinds or item.get_closest_marker(kind) is None for kind in ON_REQUEST)
         and (size == 1 or not alone)
-        and all(size in allowed for allowed in sizes)
-        and all(size >= n for n in least)
-        and (item.get_closest_marker("one_node") is None or spmd.side().one_node)
+        and (item.get_closest_marker("one_node") is None or session().side.one_node)
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    size, only = spmd.side().size, config.getoption("--only-here")
+    size, only = session().side.size, config.getoption("--only-here")
     kinds = [kind for kind, option in ON_REQUEST.items() if config.getoption(option)]
     chosen = [item for item in items if runs_here(item, size, kinds) and (not only or item.get_closest_marker("ranks"))]
     deselected = [item for item in items if item not in chosen]
@@ -95,15 +86,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session")
-def rank() -> int:
-    """This process's rank in MPI_COMM_WORLD; by mpi4py, so that it holds whatever mpicoll does."""
-    return spmd.side().rank
-
-
-@pytest.fixture(scope="session")
-def size() -> int:
+def size(world_size: int) -> int:
     """Number of ranks in MPI_COMM_WORLD."""
-    return spmd.side().size
+    return world_size
 
 
 @pytest.fixture(scope="session")
@@ -148,10 +133,3 @@ def seed(request: pytest.FixtureRequest) -> int:
     np.random.seed(value)  # noqa: NPY002
     torch.manual_seed(value)
     return value
-
-
-@pytest.fixture
-def shared_path(tmp_path: Path) -> Path:
-    """One empty directory for all ranks of the session (one host): rank 0's ``tmp_path``."""
-    path: Path = everyone(tmp_path)[0]
-    return path

@@ -58,6 +58,15 @@ LEAST_MEETING_S = 1.0  # shorter limits of a meeting count as this one: ranks ne
 LEAST_LIMIT_S = 3.0  # shorter limits of what MPI does count as this one: it must never end a job that is only slow
 AFTER_LIMIT_S = 1.0  # between the limit and the end of the job
 
+# -- tests on several ranks (testing) ----------------------------------------------------------------------------------
+
+ALONE_S = _scaled(20.0, least_s=2.0)  # a rank has failed in a test, and the others have not come: until the job ends
+STACKS_S = 2.0  # for the ranks to say where they are; one that holds the interpreter lock cannot
+COLLECTION_S = _scaled(180.0)  # for ranks that have collected their tests: imports on many ranks, few cores and a cold disk
+FAREWELL_S = _scaled(15.0, least_s=3.0)  # for ranks at the end of a session, until the job is aborted
+SUMMARY_S = 20.0  # for pytest's summary of a job that is about to end
+EXIT_LIMIT_S = 60  # for the end of the interpreter and MPI_Finalize, after which a test run has nothing to lose
+
 # -- the death of a rank, and the end of a job (_mpi, _launch) -------------------------------------------------
 
 DEATHS_S = 0.1  # a death is noticed within some 20 ms, of the second rank too

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import busy, clean_environment
+from mpicoll._base.load import longer
+from tests.support import clean_environment
 
 FAKE = Path(__file__).with_name("fake_mpiexec.py")
 REAL = "mpiexec"
@@ -60,7 +61,7 @@ def run(
     here.pop("OMP_NUM_THREADS", None)  # CI sets it, and mpicoll.run has something to say where nobody does
     return subprocess.run(
         command(folder, by, *words, variant=variant), cwd=folder, env={**here, **environ}, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, errors="replace", timeout=busy.longer(timeout_s),
+        capture_output=True, text=True, errors="replace", timeout=longer(timeout_s),
     )  # fmt: skip
 
 
@@ -152,7 +153,7 @@ class Job:
 
     def wait_for(self, name: str = "ready") -> None:
         """Waits until all ranks have left a note of this name. Their monitors are there, too."""
-        end = time.monotonic() + busy.longer(30)
+        end = time.monotonic() + longer(30)
         for pattern in (f"{name}-*", *(["monitor-*"] if self.notes_monitors else [])):
             while len(list(self.folder.glob(pattern))) < self.ranks:
                 assert time.monotonic() < end, f"no {pattern} in time"
@@ -165,7 +166,7 @@ class Job:
     def end(self) -> tuple[int, str, str]:
         """Exit status, the last line on standard error, all of it."""
         try:
-            _, errors = self.process.communicate(timeout=busy.longer(40))
+            _, errors = self.process.communicate(timeout=longer(40))
         except subprocess.TimeoutExpired:
             self.process.terminate()
             _, errors = self.process.communicate(timeout=20)

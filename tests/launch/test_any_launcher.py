@@ -19,11 +19,12 @@ import pytest
 from torch.distributed import HashStore
 
 from mpicoll._base import processes
+from mpicoll._base.load import longer
 from mpicoll._c10d.store_world import Gather
 from mpicoll._launch import linux
 from mpicoll._launch.liveness import ENDED, Liveness
 from mpicoll._launch.pmi import OTHER, Server, mapping
-from tests.support import LAUNCH_ENVIRONMENT, busy, clean_environment, free_port, is_open_mpi
+from tests.support import LAUNCH_ENVIRONMENT, clean_environment, free_port, is_open_mpi
 
 SCRIPT = str(Path(__file__).with_name("scripts") / "as_gloo.py")
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node")
@@ -38,7 +39,7 @@ def run(*words: str, **environ: str) -> tuple[int, str, str]:
     """Status, standard output and standard error of ``python words...``, in a job that must leave no process behind."""
     process = start(*words, **environ)
     try:
-        out, errors = process.communicate(timeout=busy.longer(80))  # open as long as a process of the job lives
+        out, errors = process.communicate(timeout=longer(80))  # open as long as a process of the job lives
     finally:
         process.kill()
     return process.returncode, out, errors
@@ -117,8 +118,8 @@ def test_ctrl_c_ends_all() -> None:
     for pid in [process.pid, *ranks]:  # the terminal signals the whole group
         os.kill(pid, signal.SIGINT)
     began = time.monotonic()
-    process.communicate(timeout=busy.longer(30))
-    assert time.monotonic() - began < busy.longer(15)
+    process.communicate(timeout=longer(30))
+    assert time.monotonic() - began < longer(15)
     assert len(ranks) >= 2
 
 

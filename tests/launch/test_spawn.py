@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from mpicoll._base import launcher
+from mpicoll._base.load import longer
 from mpicoll._launch.spawn import spawn
 from mpicoll.errors import LaunchError
 from tests.launch.jobs import runs
-from tests.support import ROOT, busy, eventually
+from tests.support import ROOT, eventually
 
 # A script imports torch up to three times: 2 s each alone, 10 s each on a machine with 20 jobs.
 pytestmark = pytest.mark.timeout(120)
@@ -28,7 +29,7 @@ def python(folder: Path, text: str, timeout_s: float = 100, way: str = "script.p
     """Runs ``text`` as a script under plain python. way: "-" and "-c" do without a file. On a busy machine timeout_s grows."""
     (folder / "script.py").write_text(text)
     command = [sys.executable, way, *([text] if way == "-c" else [])]
-    given, limit_s = text if way == "-" else None, busy.longer(timeout_s)
+    given, limit_s = text if way == "-" else None, longer(timeout_s)
     environ = environment(folder)
     return subprocess.run(command, input=given, cwd=folder, env=environ, capture_output=True, text=True, timeout=limit_s)
 
@@ -187,7 +188,7 @@ if __name__ == "__main__":
         os.killpg(caller, number)  # as terminals and notebooks do
     else:
         os.kill(supervisor, number)
-    _, errors = script.communicate(timeout=busy.longer(40))
+    _, errors = script.communicate(timeout=longer(40))
     assert eventually(lambda: not any(map(runs, pids)))
     if ended == "supervisor":
         assert errors.endswith("RankExited: the supervisor of the ranks: exit status -9\n")

@@ -18,7 +18,7 @@ from typing import Any
 from torch.testing._internal import common_distributed
 
 from mpicoll import rpc
-from tests.support import spmd
+from tests.support import session
 
 HOME = "torch.testing._internal."
 
@@ -100,14 +100,14 @@ def load(suite: Suite) -> type[Any]:
     for feature in ("ddp", "subgroup"):  # torch's own MPI backend lacks these, mpicoll has them
         common_distributed.DistTestCases.backend_feature[feature].add("mpi")
     common_distributed.DistTestCases.skip_collective["allgather_coalesced"].discard("mpi")
-    os.environ.update(BACKEND="mpi", WORLD_SIZE=str(spmd.side().size))  # read when the modules are imported
+    os.environ.update(BACKEND="mpi", WORLD_SIZE=str(session().side.size))  # read when the modules are imported
     if not any(isinstance(finder, Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, Finder())
     module = importlib.import_module(HOME + suite.module)
     found: Any = module
     for part in suite.name.split("."):
         found = getattr(found, part)
-    own = {"needs_world": suite.short == "DistributedTest", "world_size": spmd.side().size, "__module__": module.__name__}
+    own = {"needs_world": suite.short == "DistributedTest", "world_size": session().side.size, "__module__": module.__name__}
     made = type(f"{suite.short}OnThisRank", (OnThisRank, found, common_distributed.MultiProcessTestCase), own)
     setattr(module, made.__name__, made)  # its methods travel in calls
     return made
@@ -120,7 +120,7 @@ class OnThisRank:
 
     def __init__(self, name: str) -> None:
         super().__init__(name)  # type: ignore[call-arg]
-        self.rank = spmd.side().rank
+        self.rank = session().side.rank
 
     @property
     def init_method(self) -> str:

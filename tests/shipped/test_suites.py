@@ -14,7 +14,7 @@ from mpicoll import rpc
 from mpicoll.autograd import contexts
 from tests.shipped.left_out import LEFT_OUT
 from tests.shipped.suites import SUITES, Suite, load
-from tests.support import everyone, spmd
+from tests.support import everyone, session
 
 LIMIT_S = 60  # of each operation; torch's own in DistributedTest
 
@@ -33,7 +33,7 @@ def names(suite: Suite) -> list[str]:
 CASES = [
     pytest.param(suite, name, id=f"{suite.short}-{name}")
     for suite in SUITES
-    if spmd.side().size in suite.ranks or not suite.fixed
+    if session().side.size in suite.ranks or not suite.fixed
     for name in names(suite)
 ]
 

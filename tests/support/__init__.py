@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +17,11 @@ import torch.distributed
 from mpi4py import MPI
 
 from mpicoll._base.launcher import TORCH_VARIABLES
-from tests.support import busy, spmd, warm
+from mpicoll._base.load import longer
+from mpicoll.testing import _session
+from mpicoll.testing import agree as agree
+from mpicoll.testing import everyone as everyone
+from tests.support import warm
 
 # torch 2.11 and 2.12 have no sort_ranks: new_group always sorts there.
 needs_sort_ranks = pytest.mark.skipif(
@@ -49,34 +52,15 @@ NEVER_BEGAN = "The PMIx server's listener thread failed to start"  # Open MPI 5.
 LAUNCHER_PREFIXES = ("_MPICOLL_", "OMPI_", "PMIX_", "PRTE_", "PMI_", "PMI2_", "HYDRA_", "HYDI_", "MPI_LOCAL", "SLURM_", "PALS_")
 
 
-def agree(condition: object, message: object = "") -> None:
-    """Fails on all ranks if ``condition`` is false on any, and lists the wrong ones (collective).
-
-    condition: anything with a truth value. message: what this rank has to say about it; shown for the wrong ranks.
-    Ranks that are at another ``agree`` of the test, or have left it by an exception, are wrong too.
-    """
-    __tracebackhide__ = True
-    said = everyone((bool(condition), str(message)))
-    wrong = [f"  rank {r}: {text}" for r, (right, text) in enumerate(said) if not right]
-    if wrong:
-        pytest.fail("\n".join([f"wrong on {len(wrong)} of {len(said)} ranks", *wrong]))
-
-
-def everyone(value: Any) -> list[Any]:
-    """Every rank's ``value`` (it must pickle), by rank (collective). Sent by mpi4py, beside what is under test."""
-    __tracebackhide__ = True
-    side = spmd.side()
-    side.agreed += 1
-    records = side.exchange(f"agree #{side.agreed} of {side.test}", value)
-    if len({record.place for record in records}) > 1:
-        places = [f"  rank {r}: at {record.place}" for r, record in enumerate(records)]
-        pytest.fail("\n".join([spmd.OUT_OF_STEP, *places]))
-    return [record.payload for record in records]
+def session() -> _session.Session:
+    """This rank's session of the plugin, which tests/conftest.py starts on one rank, too."""
+    assert _session.current is not None
+    return _session.current
 
 
 def eventually(condition: Callable[[], object], meanwhile: Callable[[], object] = lambda: None) -> bool:
     """Whether ``condition`` becomes true within 20 s. Drives no MPI. meanwhile: called between two attempts."""
-    deadline = time.monotonic() + busy.longer(20)
+    deadline = time.monotonic() + longer(20)
     while not (fulfilled := condition()) and time.monotonic() < deadline:
         meanwhile()
         time.sleep(0.005)
@@ -146,7 +130,7 @@ def run(
 
 
 def _run_once(command: list[str], timeout_s: float, cwd: Path, environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    timeout_s = busy.longer(timeout_s)
+    timeout_s = longer(timeout_s)
     process = subprocess.Popen(
         command, cwd=cwd, env=environ, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",

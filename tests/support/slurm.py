@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support import busy, is_open_mpi, run
+from mpicoll._base.load import longer
 from tests.support import hosts as namespaces
+from tests.support import is_open_mpi, run
 from tests.support.hosts import PATH as PROGRAMS
 from tests.support.hosts import Hosts
 
@@ -117,7 +118,7 @@ def slurm(count: int, folder: Path) -> Iterator[Slurm]:
 
 
 def wait_for(condition: Callable[[], bool], otherwise: str, details: Callable[[], str] = str) -> None:
-    deadline = time.monotonic() + busy.longer(UP_S)
+    deadline = time.monotonic() + longer(UP_S)
     while not condition():
         if time.monotonic() > deadline:
             raise RuntimeError(f"Slurm: {otherwise} after {UP_S:g} s\n{details()}")

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
+from mpicoll._base.load import longer
 from mpicoll._engine.communicator import Communicator
 from mpicoll._engine.registry import registry
 from mpicoll._host.algorithms import direct, hierarchical
 from mpicoll._host.collectives import MET_FROM
 from mpicoll._mpi import shared_segment
 from tests.faults.test_attendance import sleeps
-from tests.support import agree, busy, everyone
+from tests.support import agree, everyone
 from tests.support.tensors import raw, reduced
 
 pytestmark = pytest.mark.usefixtures("world")
@@ -36,7 +37,7 @@ def make(size: int) -> Iterator[Make]:
 
     def function(ranks: Sequence[int] | None = None) -> Communicator:
         members = tuple(range(size)) if ranks is None else ranks
-        made.append(registry.create(f"nodes {next(names)}", members, busy.longer(LIMIT_S)))
+        made.append(registry.create(f"nodes {next(names)}", members, longer(LIMIT_S)))
         return made[-1]
 
     yield function
