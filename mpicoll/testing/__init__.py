@@ -17,6 +17,8 @@ __all__ = ["agree", "everyone", "only_on", "raises_everywhere"]
 
 T = TypeVar("T")
 
+sessions: list[Any] = []  # that of this process (`mpicoll.testing._session.Session`), if it is a rank
+
 
 def agree(condition: object, message: object = "") -> None:
     """Fails the test on all ranks if ``condition`` is false on any, and lists the wrong ones (collective over all ranks).
@@ -52,9 +54,7 @@ def everyone(value: T) -> list[T]:
         1
     """
     __tracebackhide__ = True
-    from mpicoll.testing import _session
-
-    return [value] if _session.current is None else _session.current.exchange_in_test(value)
+    return sessions[0].exchange_in_test(value) if sessions else [value]
 
 
 def only_on(rank: int, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -74,11 +74,9 @@ def only_on(rank: int, function: Callable[..., T], *args: Any, **kwargs: Any) ->
         [1, 2]
     """
     __tracebackhide__ = True
-    from mpicoll.testing import _session
-
     result: T | None = None
     error: Exception | None = None
-    if _session.current is None or _session.current.side.rank == rank:
+    if not sessions or sessions[0].side.rank == rank:
         try:
             result = function(*args, **kwargs)
         except Exception as raised:  # noqa: BLE001  raised again on all ranks

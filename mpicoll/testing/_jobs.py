@@ -65,9 +65,8 @@ class _Jobs:
         self.config, self.sizes = config, sizes
         self.known: Any = config.known_args_namespace
         self.args = without_option(list(map(str, config.invocation_params.args)), "--ranks")
-        self.cache = Path(config.getini("cache_dir"))
-        if not self.cache.is_absolute():
-            self.cache = config.rootpath / self.cache
+        kept = config.pluginmanager.hasplugin("cacheprovider")
+        self.cache = config.rootpath / (config.getini("cache_dir") if kept else ".pytest_cache")
         self.folder = Path(tempfile.mkdtemp(prefix="mpicoll-testing-"))
 
     def run(self) -> int:

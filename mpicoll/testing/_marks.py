@@ -21,8 +21,7 @@ OF_MPI_PYTEST = ("parallel(nprocs=3): runs only on this number of ranks, or one 
 
 
 def register(config: pytest.Config) -> None:
-    foreign = () if config.pluginmanager.hasplugin("pytest_mpi") else (*OF_PYTEST_MPI, *OF_MPI_PYTEST)
-    for line in (*MARKS, *foreign):
+    for line in (*MARKS, *(() if config.pluginmanager.hasplugin("pytest_mpi") else OF_PYTEST_MPI), *OF_MPI_PYTEST):
         config.addinivalue_line("markers", line)
 
 
@@ -48,10 +47,10 @@ def _reasons(item: pytest.Item, size: int, foreign: bool) -> Iterator[str]:
     least = [mark.args[0] for mark in item.iter_markers("min_ranks")]
     if foreign:
         least += [mark.kwargs["min_size"] for mark in item.iter_markers("mpi") if mark.kwargs.get("min_size") is not None]
-        mark_ = item.get_closest_marker("parallel")  # the closest one replaces that of the class or module
-        sizes = _parallel(mark_, size) if mark_ is not None else ()
-        if sizes and size not in sizes:
-            yield f"{_either(sizes)} ranks"
+    mark_ = item.get_closest_marker("parallel")  # the closest one replaces that of the class or module
+    sizes = _parallel(mark_, size) if mark_ is not None else ()
+    if sizes and size not in sizes:
+        yield f"{_either(sizes)} ranks"
     if least and size < max(least):
         yield f"{max(least)} ranks or more"
 

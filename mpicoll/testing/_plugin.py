@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mpicoll._base import launcher
-from mpicoll.testing import _marks, everyone
+from mpicoll.testing import _marks, everyone, sessions
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -64,6 +64,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     _marks.register(config)
+    if not config.pluginmanager.hasplugin("pytest_mpi"):
+        config.pluginmanager.register(OfPytestMpi(), "mpicoll for pytest-mpi")
     if size() > 1:
         start(config)
 
@@ -76,16 +78,17 @@ def size() -> int:
 
 def start(config: pytest.Config) -> Any:
     """Makes this process a rank of one session, and returns the session (collective). Also on one rank, for who calls it."""
-    from mpicoll.testing import _session
+    from mpicoll.testing._session import Session
 
-    if _session.current is not None:
-        return _session.current
-    session = _session.current = _session.Session(config)
+    if sessions:
+        return sessions[0]
+    session = Session(config)
     if session.side.size < size():
         raise pytest.UsageError(
             f"mpicoll: the launcher has started {size()} processes, and MPI sees {session.side.size} rank: "
             "mpiexec belongs to another MPI than the one that mpi4py loads. `python -m mpicoll.doctor` shows both"
         )
+    sessions.append(session)
     config.pluginmanager.register(session, "mpicoll session")
     return session
 
@@ -157,3 +160,11 @@ def world() -> Iterator[Any]:
 def shared_path(tmp_path: Path) -> Path:
     """One empty folder for all ranks, the ``tmp_path`` of rank 0. Ranks of several hosts need a file system that they share."""
     return everyone(tmp_path)[0]
+
+
+class OfPytestMpi:
+    """The fixture of pytest-mpi, where that is not installed."""
+
+    @pytest.fixture
+    def mpi_tmp_path(self, shared_path: Path) -> Path:
+        return shared_path

@@ -25,11 +25,10 @@ from typing import Any, TextIO
 
 import pytest
 
-from mpicoll._base import last_words
 from mpicoll._base.load import longer
 from mpicoll._base.waits import COLLECTION_S, EXIT_LIMIT_S, FAREWELL_S, PATIENCE_S
 from mpicoll._mpi.side_channel import END, Left, SideChannel
-from mpicoll.testing import _companions, _jobs
+from mpicoll.testing import _companions, _jobs, sessions
 from mpicoll.testing._reports import OUT_OF_STEP, Outcome, join
 from mpicoll.testing._watch import Watch
 
@@ -215,13 +214,11 @@ class Session:
             self.lost_ranks = True
             self.watch.write(f"{error}; the job is aborted", f"[rank {self.side.rank}] ")
         else:
-            last_words.why(f"{session.testsfailed} failed" if session.testsfailed else "pytest", int(session.exitstatus))
             self.watch.end()
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
-        global current
-        current = None
+        sessions.remove(self)
         if self.lost_ranks:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -241,6 +238,3 @@ def _limit_exit() -> None:
     """Reaches into MPI_Finalize, where no Python thread runs any more."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(EXIT_LIMIT_S)
-
-
-current: Session | None = None

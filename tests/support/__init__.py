@@ -16,11 +16,12 @@ import torch
 import torch.distributed
 from mpi4py import MPI
 
+from mpicoll import testing
 from mpicoll._base.launcher import TORCH_VARIABLES
 from mpicoll._base.load import longer
-from mpicoll.testing import _session
 from mpicoll.testing import agree as agree
 from mpicoll.testing import everyone as everyone
+from mpicoll.testing._session import Session
 from tests.support import warm
 
 # torch 2.11 and 2.12 have no sort_ranks: new_group always sorts there.
@@ -52,10 +53,10 @@ NEVER_BEGAN = "The PMIx server's listener thread failed to start"  # Open MPI 5.
 LAUNCHER_PREFIXES = ("_MPICOLL_", "OMPI_", "PMIX_", "PRTE_", "PMI_", "PMI2_", "HYDRA_", "HYDI_", "MPI_LOCAL", "SLURM_", "PALS_")
 
 
-def session() -> _session.Session:
+def session() -> Session:
     """This rank's session of the plugin, which tests/conftest.py starts on one rank, too."""
-    assert _session.current is not None
-    return _session.current
+    found: Session = testing.sessions[0]
+    return found
 
 
 def eventually(condition: Callable[[], object], meanwhile: Callable[[], object] = lambda: None) -> bool:

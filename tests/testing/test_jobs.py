@@ -1,0 +1,190 @@
+"""`--ranks`, options of pytest and other plugins on several ranks, and that the plugin does nothing elsewhere."""
+
+import functools
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from mpicoll.testing._jobs import without_option, worst
+from mpicoll.testing._watch import readable
+from tests.support import ROOT, clean_environment, run
+
+launch = pytest.mark.launch
+
+MIXED = """
+import os, sys
+import pytest
+
+
+def test_where(rank, world_size):
+    assert rank < world_size
+
+
+@pytest.mark.ranks(2)
+def test_two(rank):
+    assert rank != 1
+
+
+@pytest.mark.min_ranks(3)
+def test_three():
+    pass
+
+
+@pytest.mark.mpi(min_size=3)
+def test_of_pytest_mpi():
+    pass
+
+
+@pytest.mark.mpi_skip
+def test_skip(world_size):
+    assert world_size == 1
+
+
+@pytest.mark.mpi_xfail
+def test_xfail(world_size):
+    assert world_size == 1
+
+
+@pytest.mark.parallel(nprocs=2)
+def test_of_mpi_pytest(world_size):
+    assert world_size == 2
+
+
+@pytest.mark.parallel([2, 3])
+def test_of_mpi_pytest_too(world_size, mpi_tmp_path):
+    assert world_size in (2, 3)
+"""
+
+
+def start(folder: Path, *options: str, program: str = "", **env: str) -> tuple[int, str]:
+    if program:
+        (folder / "test_it.py").write_text(program)
+        (folder / "pytest.ini").write_text("[pytest]\n")
+    done = run([sys.executable, "-m", "pytest", *options], timeout_s=100, cwd=folder, env=env, fresh=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_option_is_taken_out_of_the_arguments() -> None:
+    args = ["-x", "--ranks", "2", "a", "--ranks=3", "--ranks-timeout=5", "b"]
+    assert without_option(args, "--ranks") == [
+        "-x",
+        "a",
+        "--ranks-timeout=5",
+        "b",
+    ]
+
+
+@pytest.mark.parametrize(("statuses", "expected"), [([0, 0], 0), ([0, 5], 0), ([5, 5], 5), ([1, 0, 5], 1), ([1, 139, 2], 139)])
+def test_the_worst_status_counts(statuses: list[int], expected: int) -> None:
+    assert worst(statuses) == expected
+
+
+def test_stacks_show_the_program() -> None:
+    text = """Thread 0x01 (most recent call first):
+  File "/x/mpicoll/testing/_watch.py", line 3 in _answer
+  File "/x/mpicoll/testing/_watch.py", line 2 in _keep_watch
+
+Thread 0x02 (most recent call first):
+  File "/x/site-packages/mine.py", line 5 in loop
+
+Thread 0x03 (most recent call first):
+  File "/x/test_it.py", line 7 in test_it
+  File "/x/site-packages/_pytest/python.py", line 8 in run
+"""
+    assert readable(text).splitlines() == [
+        '  File "/x/test_it.py", line 7 in test_it', "another thread:", '  File "/x/site-packages/mine.py", line 5 in loop'
+    ]  # fmt: skip
+
+
+def test_it_does_nothing_in_a_run_of_one_process(tmp_path: Path) -> None:
+    """Neither torch nor MPI is imported, and the fixtures are there."""
+    program = "import sys\n\n\ndef test_it(rank, world_size, shared_path):\n    assert (rank, world_size) == (0, 1)\n"
+    program += "    assert not {'torch', 'mpi4py', 'mpi4py.MPI', 'mpicoll.testing._session', 'mpicoll._api'} & {*sys.modules}\n"
+    status, printed = start(tmp_path, "-p", "no:pytest_mpi", "-W", "error", program=program)
+    assert status == 0, printed
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--ranks", "x"], "--ranks x: give a number of ranks, or several with commas"),
+        (["--ranks=0"], "give a number of ranks"),
+        (["--ranks", "2", "--pdb"], "--ranks and --pdb do not go together"),
+        (["--ranks", "2", "-n", "2"], r"--ranks and -n \(pytest-xdist\) do not go together"),
+    ],
+)
+def test_what_is_refused(options: list[str], said: str, tmp_path: Path) -> None:
+    status, printed = start(tmp_path, *options, program="")
+    assert status == pytest.ExitCode.USAGE_ERROR, printed
+    assert re.search(said, printed), printed
+
+
+@launch
+@pytest.mark.parametrize(("option", "said"), [("--pdb", "--pdb does not work on 2 ranks"), ("-n2", "xdist. does not work")])
+def test_what_ranks_refuse(option: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("def test_it():\n    pass\n")
+    done = run([sys.executable, "-m", "mpicoll.run", "-n", "2", "-m", "pytest", option], cwd=tmp_path, fresh=True)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert re.search(said, done.stderr), done.stderr
+
+
+@launch
+def test_processes_that_mpi_does_not_connect_are_refused(tmp_path: Path) -> None:
+    """As below an mpiexec of another MPI: each would be a rank of its own, and the tests would pass."""
+    variables = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_ID": "0", "OMPI_MCA_ess": "singleton"}
+    (tmp_path / "test_it.py").write_text("def test_it():\n    pass\n")
+    done = run([sys.executable, "-m", "pytest"], cwd=tmp_path, env=variables, fresh=True)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout + done.stderr
+    assert "the launcher has started 2 processes, and MPI sees 1 rank" in done.stderr
+
+
+@functools.cache
+def example() -> tuple[int, str, list[str]]:
+    """The suite of examples/testing on 1 and 3 ranks: status, output, and the suites of the XML file."""
+    folder = Path(clean_environment().get("TMPDIR", "/tmp")) / f"mpicoll-example-{sys.implementation.name}"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(ROOT / "examples/testing", folder)
+    status, printed = start(folder, "--ranks", "1,3", "--junitxml=x.xml", "-p", "no:cacheprovider")
+    names = [f"{suite.get('name')}: {suite.get('tests')}" for suite in ElementTree.parse(folder / "x.xml").getroot()]
+    shutil.rmtree(folder)
+    return status, printed, names
+
+
+@launch
+def test_the_example_passes() -> None:
+    status, printed, suites = example()
+    assert status == 0, printed
+    assert re.search(r"^1 rank: 5 passed\n3 ranks: 6 passed$", printed, re.MULTILINE), printed
+    assert "mpi: not on 1 rank: 1 test needs 2 ranks or more" in printed
+    assert suites == ["pytest, 1 ranks: 5", "pytest, 3 ranks: 6"]
+
+
+@launch
+@pytest.mark.parametrize("other", ["no:pytest_mpi", "pytest_mpi"])
+def test_marks(other: str, tmp_path: Path) -> None:
+    """With pytest-mpi installed, and without: the marks mean the same. Failures are for --lf."""
+    status, printed = start(tmp_path, "--ranks=1,2", "-p", other, program=MIXED)
+    assert status == 1, printed
+    assert "FAILED test_it.py::test_two - rank 1: " in printed
+    if other == "no:pytest_mpi":
+        assert "mpi: not on 1 rank: 2 tests need 2 ranks" in printed, printed
+    assert json.loads((tmp_path / ".pytest_cache/v/cache/lastfailed").read_text()) == {"test_it.py::test_two": True}
+    status, printed = start(tmp_path, "--ranks=2", "-p", other, "--lf")
+    assert status == 1, printed
+    assert re.search(r"\b1 failed in", printed), printed
+
+
+@launch
+def test_pytest_cov_adds_up(tmp_path: Path) -> None:
+    pytest.importorskip("pytest_cov")
+    lines = "\n".join(f"    if (rank, size) == {pair}:\n        return {pair}" for pair in ((0, 1), (0, 2), (1, 2)))
+    (tmp_path / "measured.py").write_text(f"def branches(rank, size):\n{lines}\n")
+    program = "from measured import branches\n\n\ndef test_it(rank, world_size):\n    assert branches(rank, world_size)\n"
+    status, printed = start(tmp_path, "--ranks=1,2", "--cov=measured", "--cov-report=term", program=program)
+    assert status == 0, printed
+    assert re.findall(r"^measured.py .* (\d+)%", printed, re.MULTILINE) == ["43", "100"], printed
