@@ -62,7 +62,13 @@ def __getattr__(name: str) -> Any:
 
 
 def _from_torch(name: str) -> Any:
-    import torch.distributed
+    try:
+        import torch.distributed
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        # pickle asks every module for an object that it does not know, in tests of a program without torch, too.
+        raise AttributeError(f"mpicoll defines no {name!r}, and torch, which may have it, is not installed") from None
 
     with contextlib.suppress(AttributeError):
         return getattr(torch.distributed, name)

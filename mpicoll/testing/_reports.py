@@ -57,6 +57,12 @@ class Outcome:
         return config.hook.pytest_report_from_serializable(config=config, data=copy.deepcopy(self.data)).longrepr
 
 
+def name(item: pytest.Item) -> str:
+    """The test, equal on all ranks. Some projects put the rank into ``nodeid``."""
+    file, _, function = item.location
+    return f"{file}::{function}"
+
+
 def show(sections: Sequence[tuple[str, str]]) -> str:
     return "\n".join(f"--- {name} ---\n{content}" for name, content in sections)
 

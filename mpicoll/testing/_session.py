@@ -29,7 +29,7 @@ from mpicoll._base.load import longer
 from mpicoll._base.waits import COLLECTION_S, EXIT_LIMIT_S, FAREWELL_S, PATIENCE_S
 from mpicoll._mpi.side_channel import END, Left, SideChannel
 from mpicoll.testing import _companions, _jobs, sessions
-from mpicoll.testing._reports import OUT_OF_STEP, Outcome, join
+from mpicoll.testing._reports import OUT_OF_STEP, Outcome, join, name
 from mpicoll.testing._watch import Watch
 
 MOST = 5  # tests that differ, named
@@ -98,7 +98,7 @@ class Session:
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         self.watch.session = session
-        if hasattr(self.config.option, "with_mpi"):
+        if hasattr(self.config.option, "with_mpi") and not self.config.option.only_mpi:
             self.config.option.with_mpi = True  # pytest-mpi: @pytest.mark.mpi means run here, not skip
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -107,7 +107,7 @@ class Session:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        own = ([item.nodeid for item in session.items], self.collection_errors)
+        own = ([name(item) for item in session.items], self.collection_errors)
 
         def give_up() -> None:
             rank = f"rank {self.side.rank}"
@@ -127,7 +127,7 @@ class Session:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        self.test = item.nodeid
+        self.test = name(item)
         self.watch.start(item, self._limit_s(item))
         if self.side.rank == 0:
             _jobs.note(f"ended early in {item.nodeid}", self.side.size)
@@ -164,7 +164,7 @@ class Session:
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
         report: pytest.TestReport = yield
         self.agreed = 0
-        place = f"end of {report.when} of {item.nodeid}"
+        place = f"end of {report.when} of {name(item)}"
         own, alone = Outcome.of(report, self.config), False
 
         def speak_up() -> None:
@@ -226,10 +226,10 @@ class Session:
 
 
 def _differences(first: list[str], ids: list[str], rank: int) -> str:
-    for name, some, others in (("0", first, ids), (str(rank), ids, first)):
+    for number, some, others in (("0", first, ids), (str(rank), ids, first)):
         only = [each for each in some if each not in set(others)]
         if only:
-            return f"only rank {name} has {', '.join(only[:MOST])}{f' and {len(only) - MOST} more' if len(only) > MOST else ''}"
+            return f"only rank {number} has {', '.join(only[:MOST])}{f' and {len(only) - MOST} more' if len(only) > MOST else ''}"
     odd = next(f"{a} / {b}" for a, b in zip(first, ids, strict=False) if a != b)
     return f"the order differs from {odd} on"
 

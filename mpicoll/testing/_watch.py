@@ -37,9 +37,9 @@ from mpicoll._base import last_words
 from mpicoll._base.load import longer
 from mpicoll._base.waits import ALONE_S, BLOCKED_S, CONNECT_S, LAST_REPORTS_S, STACKS_S, SUMMARY_S
 from mpicoll._mpi.side_channel import SideChannel, name_ranks
-from mpicoll.testing._reports import show
+from mpicoll.testing._reports import name, show
 
-HIDDEN = re.compile(r"/_pytest/|/pluggy/|/pytest/__|/hypothesis/|<frozen |/mpicoll/(testing/_|_launch/rank|_mpi/side_)")
+HIDDEN = re.compile(r"/_pytest/|/pluggy/|/pytest/__|/(hypothesis|unittest)/|<frozen |/mpicoll/(testing/_|_launch/rank|_mpi/s)")
 OWN_THREAD = "in _keep_watch"
 DEBUGGERS = ("bdb", "pydevd", "pydevd_frame_evaluator", "_pydevd_bundle")
 
@@ -226,8 +226,8 @@ class Watch:
     def _answer(self) -> dict[str, Any]:
         """Where this rank is, and what pytest has captured."""
         faulthandler.cancel_dump_traceback_later()
-        waits_at, name = self.side.waits_at, "between two tests" if self.item is None else self.item.nodeid
-        where = f"waits for the other ranks at: {waits_at}" if waits_at else f"in {self.phase} of {name}"
+        waits_at, test = self.side.waits_at, "between two tests" if self.item is None else name(self.item)
+        where = f"waits for the other ranks at: {waits_at}" if waits_at else f"in {self.phase} of {test}"
         with tempfile.TemporaryFile() as file:  # of a rank that waits, too: the others may wait for one of its threads
             faulthandler.dump_traceback(file=file, all_threads=True)
             file.seek(0)
@@ -248,7 +248,7 @@ class Watch:
                 time.sleep(STACKS_S)  # rank 1 says it
             item = self.item
             self._ask()
-            last_words.why(f"{'between two tests' if item is None else f'{self.phase} of {item.nodeid}'}: {reason}")
+            last_words.why(f"{'between two tests' if item is None else f'{self.phase} of {name(item)}'}: {reason}")
             self._report(reason, item)
         except Exception:  # noqa: BLE001  of pytest or a plugin; the job ends all the same
             self.write(f"{reason}\n{traceback.format_exc()}")
@@ -281,7 +281,7 @@ class Watch:
         else:
             report = pytest.TestReport(item.nodeid, item.location, {}, "failed", text, self.phase)  # type: ignore[arg-type]
             for rank, answer in sorted(self._answers.items()):
-                report.sections += [(f"{name} on rank {rank}", said) for name, said in answer["captured"]]
+                report.sections += [(f"{title} on rank {rank}", said) for title, said in answer["captured"]]
             item.ihook.pytest_runtest_logreport(report=report)
             session.testsfailed += 1
         untried = len(getattr(session, "items", ())) - self.finished - (item is not None)

@@ -6,11 +6,14 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from mpicoll.testing._jobs import without_option, worst
+from mpicoll.testing._reports import name
 from mpicoll.testing._watch import readable
 from tests.support import ROOT, clean_environment, run
 
@@ -109,6 +112,26 @@ def test_it_does_nothing_in_a_run_of_one_process(tmp_path: Path) -> None:
     assert status == 0, printed
 
 
+def test_a_program_without_torch_may_pickle_what_mpi4py_has() -> None:
+    """pickle asks each module for COMM_WORLD. mpicoll's import of torch failed, and the test with it (tests of mpi4py)."""
+    program = """
+import pickle, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError(name="torch")
+
+sys.meta_path.insert(0, Absent())
+import mpicoll.testing
+from mpi4py import MPI
+assert pickle.loads(pickle.dumps(MPI.COMM_WORLD)) == MPI.COMM_WORLD
+assert not hasattr(mpicoll, "all_the_same")
+"""
+    done = run([sys.executable, "-c", program])
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -177,6 +200,12 @@ def test_marks(other: str, tmp_path: Path) -> None:
     status, printed = start(tmp_path, "--ranks=2", "-p", other, "--lf")
     assert status == 1, printed
     assert re.search(r"\b1 failed in", printed), printed
+
+
+def test_a_project_may_put_the_rank_into_the_id_of_a_test() -> None:
+    """pylops-mpi does, with pytest 8: the ranks seemed to have collected different tests."""
+    items: list[Any] = [SimpleNamespace(nodeid=f"a.py::C::t[1][Rank {r}]", location=("a.py", 3, "C.t[1]")) for r in range(2)]
+    assert name(items[0]) == name(items[1]) == "a.py::C.t[1]"
 
 
 @launch
