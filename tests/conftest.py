@@ -32,7 +32,7 @@ hypothesis.settings.register_profile("spmd", derandomize=True, database=None, de
 hypothesis.settings.load_profile("spmd")
 
 # Folders whose tests need no other rank, unless they are marked: what they show on one rank holds on any number.
-ALONE = {"base", "docs", "doctor", "launch", "project"}
+ALONE = {"base", "docs", "doctor", "launch", "project", "testing"}
 ON_REQUEST = {"slow": "--runslow", "companion": "--companions"}  # marks of tests that run only with an option
 
 

@@ -5,6 +5,8 @@ It does nothing but that in a run of one process. ``-p no:mpicoll`` leaves it ou
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mpicoll._base import launcher
-from mpicoll.testing import _marks, everyone, sessions
+from mpicoll.testing import _marks, agree, everyone, sessions
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -145,15 +147,20 @@ def comm() -> Iterator[MPI.Intracomm]:
 
 @pytest.fixture
 def world() -> Iterator[Any]:
-    """The default process group of torch over MPI, for this test. The test fails if it leaves groups or unfinished work."""
+    """The default process group of torch over MPI, for this test. The test fails if it leaves a message under way."""
     import mpicoll
 
     if mpicoll.is_initialized():
         pytest.fail("a test before this one, or a module, has left an initialised process group")
     mpicoll.init_process_group()
     yield mpicoll.group.WORLD
+    left: list[str] = []
     if mpicoll.is_initialized():
+        with tempfile.TemporaryDirectory() as folder:
+            record = json.loads(Path(mpicoll.dump_flight_record(folder)).read_text())
+        left = [f"{each['operation']} of {each['nbytes']} bytes has not ended" for each in record["pending_messages"]]
         mpicoll.destroy_process_group()
+    agree(not left, "; ".join(left))
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 
 import mpicoll
 
-PACKAGES = ("nn", "rpc", "autograd", "optim")
+PACKAGES = ("nn", "rpc", "autograd", "optim", "testing")
 
 
 def documented() -> dict[str, Any]:

@@ -104,6 +104,7 @@ Thread 0x03 (most recent call first):
     ]  # fmt: skip
 
 
+@launch
 def test_it_does_nothing_in_a_run_of_one_process(tmp_path: Path) -> None:
     """Neither torch nor MPI is imported, and the fixtures are there."""
     program = "import sys\n\n\ndef test_it(rank, world_size, shared_path):\n    assert (rank, world_size) == (0, 1)\n"
@@ -112,6 +113,7 @@ def test_it_does_nothing_in_a_run_of_one_process(tmp_path: Path) -> None:
     assert status == 0, printed
 
 
+@launch
 def test_a_program_without_torch_may_pickle_what_mpi4py_has() -> None:
     """pickle asks each module for COMM_WORLD. mpicoll's import of torch failed, and the test with it (tests of mpi4py)."""
     program = """
@@ -132,6 +134,7 @@ assert not hasattr(mpicoll, "all_the_same")
     assert done.returncode == 0, done.stderr
 
 
+@launch
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -206,6 +209,35 @@ def test_a_project_may_put_the_rank_into_the_id_of_a_test() -> None:
     """pylops-mpi does, with pytest 8: the ranks seemed to have collected different tests."""
     items: list[Any] = [SimpleNamespace(nodeid=f"a.py::C::t[1][Rank {r}]", location=("a.py", 3, "C.t[1]")) for r in range(2)]
     assert name(items[0]) == name(items[1]) == "a.py::C.t[1]"
+
+
+WORLD = """
+import mpicoll
+import torch
+
+
+def test_sum(world):
+    x = torch.ones(2)
+    mpicoll.all_reduce(x)
+    assert x[0] == world.size()
+
+
+def test_leaves_a_message(world, rank):
+    if rank == 1:
+        mpicoll.irecv(torch.ones(1), 0)
+
+
+def test_again(world):
+    mpicoll.barrier()
+"""
+
+
+@launch
+def test_a_world_is_made_for_each_test(tmp_path: Path) -> None:
+    status, printed = start(tmp_path, "--ranks=2", program=WORLD)
+    assert status == 1, printed
+    assert "rank 1: irecv of 4 bytes has not ended" in printed
+    assert re.search("3 passed, 1 error", printed), printed
 
 
 @launch
