@@ -97,11 +97,16 @@ class _Jobs:
         if not first and getattr(self.known, "cov_source", None):
             args += ["--cov-append"]
         command = [sys.executable, "-m", "mpicoll.run", "-n", str(size), "-m", "pytest", *args]
-        environ = {**os.environ, MARK: str(self.folder)}
-        ended = {signal.SIGINT: signal.SIG_IGN}  # the terminal sends it to the job, too, whose status counts
-        before = {number: signal.signal(number, action) for number, action in ended.items()}
+        process: subprocess.Popen[bytes] | None = None
+
+        def pass_on(number: int, frame: object) -> None:
+            if process is not None and number != signal.SIGINT:  # a terminal sends SIGINT to the job, too
+                process.send_signal(number)
+
+        before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            status = subprocess.run(command, env=environ, cwd=self.config.invocation_params.dir, check=False).returncode
+            process = subprocess.Popen(command, env={**os.environ, MARK: str(self.folder)}, cwd=self.config.invocation_params.dir)
+            status = process.wait()
         finally:
             for number, action in before.items():
                 signal.signal(number, action)

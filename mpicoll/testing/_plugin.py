@@ -6,6 +6,7 @@ It does nothing but that in a run of one process. ``-p no:mpicoll`` leaves it ou
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mpicoll._base import launcher
+from mpicoll._mpi.claim import identity
 from mpicoll.testing import _marks, agree, everyone, sessions
 
 if TYPE_CHECKING:
@@ -75,7 +77,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def size() -> int:
     """The number of ranks that an MPI launcher has started."""
     launch = launcher.detect()
-    return launch.size if launch is not None and launcher.started_by_mpi() else 1
+    if launch is None or not launcher.started_by_mpi():
+        return 1
+    owner, _, job = os.environ.get(launcher.OWNER, "").partition(" ")
+    started_by_a_rank = owner not in ("", str(os.getpid())) and job == identity(os.environ)  # it inherits the rank's variables
+    return 1 if started_by_a_rank else launch.size
 
 
 def start(config: pytest.Config) -> Any:
@@ -91,6 +97,8 @@ def start(config: pytest.Config) -> Any:
             "mpiexec belongs to another MPI than the one that mpi4py loads. `python -m mpicoll.doctor` shows both"
         )
     sessions.append(session)
+    if size() > 1:
+        os.environ[launcher.OWNER] = f"{os.getpid()} {identity(os.environ)}"
     config.pluginmanager.register(session, "mpicoll session")
     return session
 

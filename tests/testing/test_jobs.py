@@ -2,9 +2,13 @@
 
 import functools
 import json
+import os
 import re
 import shutil
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +16,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from mpicoll._base.load import longer
 from mpicoll.testing._jobs import without_option, worst
 from mpicoll.testing._reports import name
 from mpicoll.testing._watch import readable
-from tests.support import ROOT, clean_environment, run
+from tests.support import ROOT, clean_environment, eventually, run
 
 launch = pytest.mark.launch
 
@@ -209,6 +214,47 @@ def test_a_project_may_put_the_rank_into_the_id_of_a_test() -> None:
     """pylops-mpi does, with pytest 8: the ranks seemed to have collected different tests."""
     items: list[Any] = [SimpleNamespace(nodeid=f"a.py::C::t[1][Rank {r}]", location=("a.py", 3, "C.t[1]")) for r in range(2)]
     assert name(items[0]) == name(items[1]) == "a.py::C.t[1]"
+
+
+@launch
+@pytest.mark.parametrize("by_terminal", [True, False], ids=["SIGINT", "SIGTERM"])
+def test_a_signal_ends_the_job(by_terminal: bool, tmp_path: Path) -> None:
+    """The job inherited that its parent ignores SIGINT, and went on after Ctrl-C."""
+    (tmp_path / "test_it.py").write_text("import time\n\n\ndef test_it(comm):\n    open('begun', 'w')\n    time.sleep(120)\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    command = [sys.executable, "-m", "pytest", "--ranks=2"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=clean_environment(), start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert eventually((tmp_path / "begun").exists)
+    began = time.monotonic()
+    if by_terminal:
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.send_signal(signal.SIGTERM)
+    printed, _ = process.communicate(timeout=longer(40))
+    assert process.returncode not in (0, None), printed
+    assert time.monotonic() - began < longer(30), printed
+
+
+INNER = """
+import os, subprocess, sys
+
+
+def test_outer(world_size, tmp_path):
+    (tmp_path / "test_inner.py").write_text("def test_inner(world_size):\\n    assert world_size == 1\\n")
+    done = subprocess.run([sys.executable, "-m", "pytest"], cwd=tmp_path, capture_output=True, text=True, timeout=40)
+    assert done.returncode == 0, done.stdout
+    assert world_size == 2
+"""
+
+
+@launch
+def test_a_pytest_that_a_rank_starts_is_no_rank(tmp_path: Path) -> None:
+    """It inherits the variables of the launcher: without a mark it would join the job, and wait for ever."""
+    status, printed = start(tmp_path, "--ranks=2", program=INNER)
+    assert status == 0, printed
 
 
 WORLD = """
