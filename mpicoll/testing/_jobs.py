@@ -22,6 +22,7 @@ import pytest
 from mpicoll._base import launcher
 
 MARK = "_MPICOLL_TESTING"  # set for the jobs: the folder for their results
+EARLY = "ended early"
 LAST_FAILED = "cache/lastfailed"
 XML = ("--junitxml", "--junit-xml")
 OF_ALL = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
@@ -85,7 +86,13 @@ class _Jobs:
             if len(self.sizes) > 1:
                 self._write_failed(failed)
                 self._merge_xml()
-                self._summary(statuses)
+                print(f"\n{' all numbers of ranks ':#^80}")
+            for size in self.sizes:
+                path = self.folder / f"{size}.txt"
+                words = path.read_text() if path.exists() else "not run" if size not in statuses else EARLY
+                if len(self.sizes) > 1 or words.startswith(EARLY):  # rank 0 has had no time for its summary
+                    status = f" (exit status {statuses[size]})" if statuses.get(size) else ""
+                    print(f"{'1 rank' if size == 1 else f'{size} ranks'}: {words}{status}")
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
         return worst(list(statuses.values()))
@@ -142,14 +149,6 @@ class _Jobs:
         target = Path(self.config.invocation_params.dir, self.known.xmlpath)
         target.parent.mkdir(parents=True, exist_ok=True)
         ElementTree.ElementTree(merged).write(target, encoding="utf-8", xml_declaration=True)
-
-    def _summary(self, statuses: dict[int, int]) -> None:
-        print(f"\n{' all numbers of ranks ':#^80}")
-        for size in self.sizes:
-            path = self.folder / f"{size}.txt"
-            words = path.read_text() if path.exists() else "not run" if size not in statuses else "ended early"
-            name = "1 rank" if size == 1 else f"{size} ranks"
-            print(f"{name}: {words}" + (f" (exit status {statuses[size]})" if statuses.get(size) else ""))
 
 
 def note(text: str, size: int) -> None:

@@ -25,6 +25,7 @@ from typing import Any, TextIO
 
 import pytest
 
+from mpicoll._base import last_words
 from mpicoll._base.load import longer
 from mpicoll._base.waits import COLLECTION_S, EXIT_LIMIT_S, FAREWELL_S, PATIENCE_S
 from mpicoll._mpi.side_channel import END, Left, SideChannel
@@ -128,6 +129,7 @@ class Session:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         self.test = name(item)
+        last_words.doing(f"it was in {self.test}")  # MPICH's mpiexec kills the ranks before rank 0 can report that one has died
         self.watch.start(item, self._limit_s(item))
         if self.side.rank == 0:
             _jobs.note(f"ended early in {item.nodeid}", self.side.size)
