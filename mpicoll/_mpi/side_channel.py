@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
+from mpicoll._base.facts import ranks_in_words
+
 ROW = 1024  # bytes of each rank in the first message: a test that has passed needs no second one
 _LENGTH = struct.Struct("=Q")
 SPIN_S, SHORT_NAP_S, LONG_NAP_S = 0.002, 0.0005, 0.01  # a wait yields the core, then sleeps, and sleeps longer after 1 s
@@ -90,7 +92,7 @@ class SideChannel:
             records = self.exchange(place, payload, late)
             gone = [r for r, record in enumerate(records) if record.place == END]
             if gone and place != END:
-                raise Left(f"{name_ranks(gone)} left the session during {place}")
+                raise Left(f"{ranks_in_words(gone)} left the session during {place}")
             if all(record.place == place for record in records):
                 return [record.payload for record in records]
 
@@ -104,18 +106,6 @@ class SideChannel:
 
     def abort(self) -> None:
         MPI.COMM_WORLD.Abort(1)
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """Names ranks in words: ``rank 1``, ``ranks 0-2, 5``."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and spans[-1][-1] == rank - 1:
-            spans[-1].append(rank)
-        else:
-            spans.append([rank])
-    words = ", ".join(str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans)
-    return f"rank{'s' if len(ranks) > 1 else ''} {words}"
 
 
 def communicator() -> MPI.Intracomm:

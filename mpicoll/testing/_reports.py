@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mpicoll._mpi.side_channel import name_ranks
+from mpicoll._base.facts import ranks_in_words
 
 OUT_OF_STEP = "out of step"
 STRICT = "[XPASS(strict)]"  # how pytest begins the report of a test that was expected to fail, and has passed
@@ -76,7 +76,7 @@ class JointRepr:
             groups.setdefault(failure.crash, []).append(rank)
         # Those that merely were alone in an `agree` come last: they are a consequence.
         ordered = sorted(groups.values(), key=lambda ranks: (OUT_OF_STEP in failures[ranks[0]].headline, ranks))
-        self.parts = [(name_ranks(ranks), failures[ranks[0]]) for ranks in ordered]
+        self.parts = [(ranks_in_words(ranks), failures[ranks[0]]) for ranks in ordered]
         self.config = config
         first, failure = self.parts[0]
         self.reprcrash = SimpleNamespace(message=f"{first}: {failure.headline}")  # pytest's short summary and JUnit read it
@@ -115,7 +115,7 @@ def join(report: pytest.TestReport, outcomes: Sequence[Outcome], rank: int, conf
     if not failures and "skipped" in kinds and report.when != "call":
         skipped = [r for r, each in enumerate(outcomes) if each.kind == "skipped"]
         location = (report.location[0], (report.location[1] or 0) + 1)
-        _become(report, "skipped", (*location, f"Skipped: {name_ranks(skipped)}: {first['skipped'][1].reason}"))
+        _become(report, "skipped", (*location, f"Skipped: {ranks_in_words(skipped)}: {first['skipped'][1].reason}"))
         return
     if not failures and "strict" in kinds:
         failures = {r: each for r, each in enumerate(outcomes) if each.kind == "strict"}
@@ -140,5 +140,5 @@ def _by_kind(outcomes: Sequence[Outcome]) -> str:
     ranks: dict[tuple[str, str], list[int]] = {}
     for rank, each in enumerate(outcomes):
         ranks.setdefault((each.kind, each.reason), []).append(rank)
-    words = [f"{kind} on {name_ranks(some)}{f' ({reason})' if reason else ''}" for (kind, reason), some in ranks.items()]
+    words = [f"{kind} on {ranks_in_words(some)}{f' ({reason})' if reason else ''}" for (kind, reason), some in ranks.items()]
     return f"{', '.join(words)}; the ranks of a test must skip it together"

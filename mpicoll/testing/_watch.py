@@ -34,9 +34,10 @@ from typing import Any
 import pytest
 
 from mpicoll._base import last_words
+from mpicoll._base.facts import ranks_in_words
 from mpicoll._base.load import longer
 from mpicoll._base.waits import ALONE_S, BLOCKED_S, CONNECT_S, LAST_REPORTS_S, STACKS_S, SUMMARY_S
-from mpicoll._mpi.side_channel import SideChannel, name_ranks
+from mpicoll._mpi.side_channel import SideChannel
 from mpicoll.testing._reports import name, show
 
 HIDDEN = re.compile(r"/_pytest/|/pluggy/|/pytest/__|/(hypothesis|unittest)/|<frozen |/mpicoll/(testing/_|_launch/rank|_mpi/s)")
@@ -178,7 +179,7 @@ class Watch:
                 self._expire(now)
             late = [rank for rank, (until, _) in self._alone.copy().items() if now > until]
             if late:
-                self._end_job(f"{name_ranks(late)} failed, and the others did not come within {longer(ALONE_S):g} s")
+                self._end_job(f"{ranks_in_words(late)} failed, and the others did not come within {longer(ALONE_S):g} s")
 
     def _expire(self, now: float) -> None:
         reason = f"no end after {self._limit_s:g} s"
@@ -309,7 +310,7 @@ class Watch:
                 gone = "has ended" if rank in self._lost else "no answer: a call holds the interpreter lock, or its host is lost"
                 places.setdefault(gone, []).append(rank)
         for place, ranks in sorted(places.items(), key=lambda each: each[1]):
-            lines.append(f"{name_ranks(ranks)}: {place}")
+            lines.append(f"{ranks_in_words(ranks)}: {place}")
         return "\n".join(lines)
 
     def showing(self, abort: Callable[..., None]) -> Callable[..., None]:

@@ -133,7 +133,7 @@ def test_groups_of_some_ranks_name_the_ranks_of_the_world(tmp_path: Path, capsys
     own = {"name": "dp", "ranks": (2, 1)}
     write(tmp_path, [], [group([SUM], 1, **own)], [group([BCAST], 1, **own)])  # type: ignore[arg-type]
     text = said(tmp_path, capsys, 1)
-    assert "group 'dp' of ranks 2, 1: collective #1: the ranks call different collectives" in text
+    assert "group 'dp' of ranks 1-2: collective #1: the ranks call different collectives" in text
     assert "rank 2: broadcast(" in text
     assert "rank 1: all_reduce(" in text
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from mpicoll._mpi.side_channel import SideChannel, name_ranks
+from mpicoll._base.facts import ranks_in_words
+from mpicoll._mpi.side_channel import SideChannel
 
 
 def test_after_an_interrupt_a_rank_exchanges_nothing_more() -> None:
@@ -26,4 +27,4 @@ def test_after_an_interrupt_a_rank_exchanges_nothing_more() -> None:
     ("ranks", "name"), [([1], "rank 1"), ([0, 1, 2], "ranks 0-2"), ([0, 2], "ranks 0, 2"), ([7, 3, 4], "ranks 3-4, 7")]
 )
 def test_ranks_are_named_by_spans(ranks: list[int], name: str) -> None:
-    assert name_ranks(ranks) == name
+    assert ranks_in_words(ranks) == name

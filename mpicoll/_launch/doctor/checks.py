@@ -28,11 +28,12 @@ import mpicoll._base.binding as binding
 from mpicoll._base import config, containers, launcher
 from mpicoll._base.cpus import allowed, usable_cores
 from mpicoll._base.errors import LaunchError
+from mpicoll._base.facts import ranks_in_words
 from mpicoll._base.launcher import Launch
 from mpicoll._base.packages import installed_wheels
 from mpicoll._base.stdout import quiet_without_reader
 from mpicoll._launch.doctor import cluster, dump, trial
-from mpicoll._launch.doctor.report import Finding, Report, ranks_in_words, size_in_words
+from mpicoll._launch.doctor.report import Finding, Report, size_in_words
 from mpicoll._launch.find import allocation, cuda_support, installations
 from mpicoll._launch.find.installations import Mpi, torch_facts
 

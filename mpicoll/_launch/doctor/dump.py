@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mpicoll._base.facts import Facts, difference, what_differs
+from mpicoll._base.facts import Facts, difference, ranks_in_words, what_differs
 from mpicoll._base.waits import BLOCKED_S, PATIENCE_S
-from mpicoll._launch.doctor.report import Finding, Report, ranks_in_words
+from mpicoll._launch.doctor.report import Finding, Report
 
 VERSION = 1  # of the format
 NAME = re.compile(r"rank-(\d+)\.json")

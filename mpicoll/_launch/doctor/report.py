@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -48,15 +47,6 @@ class Report:
         failed = sum(finding.state == "fail" for finding in self.findings)
         lines.append(fine if self.works else f"{failed} thing{'s' * (failed > 1)} {wrong}; see FAIL above")
         return "\n".join(lines)
-
-
-def ranks_in_words(ranks: Sequence[int]) -> str:
-    """Returns "rank 3", "ranks 0-3" or "ranks 0, 2"."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
-        return f"ranks {ranks[0]}-{ranks[-1]}"
-    return f"ranks {', '.join(map(str, ranks))}"
 
 
 def size_in_words(nbytes: int) -> str:
