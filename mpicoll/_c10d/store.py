@@ -1,6 +1,6 @@
 """torch's store over MPI: rank 0 has the keys, and answers the other ranks. No port is opened, and no name is looked up.
 
-    rank 0          HashStore of torch ◄── a thread that answers; it looks 4 times a second, and more often once it is asked
+    rank 0          HashStore of torch ◄── a thread that answers; the asking rank rings it (_mpi/bell.py), if it is on this node
     every rank      MessageStore: for each call a question to rank 0, and its answer. Rank 0 answers itself
 
 A job that uses mpi alone makes such a store and asks it nothing. A group of Gloo that joins later meets there. Rank 0 answers at
@@ -30,7 +30,7 @@ from mpicoll._base import processes
 from mpicoll._base.waits import AFTER_LIMIT_S
 from mpicoll._device import consensus as devices
 from mpicoll._engine.registry import registry
-from mpicoll._mpi import arrivals, library, runtime, survivors
+from mpicoll._mpi import arrivals, bell, library, runtime, survivors
 from mpicoll._mpi.backoff import Backoff, Naps
 from mpicoll._mpi.channel import check_levels
 from mpicoll._mpi.runtime import Runtime
@@ -67,7 +67,6 @@ class Keys:
         self._world, self._closed = 0, False
         self._open: list[tuple[int, Question, float]] = []  # rank, question, until when it waits for its keys
         self._leaving: list[library.MPI.Request] = []  # of answers
-        self._moved = 0.0  # time at which a question has come or has been answered
         self._leaves = Backoff(yield_s=MOVES_S)
         self._absent = os.urandom(16).hex()
         self._ended = threading.Event()
@@ -77,7 +76,6 @@ class Keys:
         """Starts with no keys."""
         self.stop()
         self.store, self.mpi, self._world, self._closed = HashStore(), mpi, world, False
-        self._moved = time.monotonic()
         self._ended.clear()
         self._thread = threading.Thread(target=self._loop, name="mpicoll store", daemon=True)
         self._thread.start()
@@ -99,6 +97,7 @@ class Keys:
         thread, self._thread = self._thread, None
         if thread is not None:
             self._ended.set()
+            bell.services.wake_own()
             thread.join()
 
     def forget(self) -> None:
@@ -106,16 +105,17 @@ class Keys:
         self._thread = self.mpi = None
 
     def _loop(self) -> None:
-        while not self._ended.wait(0.0 if self._leaving else NAPS.after(time.monotonic() - self._moved)):
-            if self._leaving:
-                self._leaves.pause()
+        asked = Backoff(spin_s=0.0, yield_s=0.0, naps=NAPS, serves=True)
+        while not self._ended.is_set():
             runtime.entering()
-            self.look()
+            if self.look():
+                asked.reset()
+            (self._leaves if self._leaving else asked).pause()
 
-    def look(self) -> None:
-        """Answers the questions that can be answered."""
+    def look(self) -> bool:
+        """Answers the questions that can be answered. Returns whether one has come or has been answered."""
         if (mpi := self.mpi) is None or runtime.finalized():
-            return
+            return False
         now = time.monotonic()
         with mpi.lock:
             came = [(rank, Question(*content)) for rank, content in arrivals.objects(mpi.comm, QUESTION)]
@@ -125,9 +125,13 @@ class Keys:
         with mpi.lock:
             new = [mpi.comm.isend(tuple(answer), rank, ANSWER) for rank, answer in answers if answer is not None]
             self._leaving = [request for request in self._leaving + new if not request.Test()]
-        if came or new:
-            self._moved = time.monotonic()
+        for rank, answer in answers:
+            if answer is not None:
+                bell.services.wake(rank)
+        if moved := bool(came or new):
             self._leaves.reset()
+            bell.services.wake(0)  # the program of rank 0 may wait for a key, too
+        return moved
 
     def answer(self, question: Question, is_late: bool) -> Answer | None:
         """The answer; None: a key is not there yet, and the question not ``is_late``."""
@@ -194,11 +198,12 @@ class MessageStore(Store):
         if runtime.in_forked_child():
             raise runtime.forked_error()
         question, request = Question(self._world, next(self._numbers), call, limit_s), library.MPI.REQUEST_NULL
-        late, backoff, leaves = time.monotonic() + limit_s, Backoff(), Backoff(yield_s=MOVES_S)
+        late, backoff, leaves = time.monotonic() + limit_s, Backoff(serves=True), Backoff(yield_s=MOVES_S)
         self._check_open(call[0])
         if self._mpi.rank != 0:
             with self._mpi.lock:
                 request = self._mpi.comm.isend(tuple(question), 0, QUESTION)
+            bell.services.wake(0)
         try:
             while (answer := self._answer(question, late)) is None:
                 if time.monotonic() > late + AFTER_LIMIT_S:
@@ -210,6 +215,8 @@ class MessageStore(Store):
             if request and not runtime.finalized():
                 with self._mpi.lock:
                     arrivals.keep([request])
+        if self._mpi.rank == 0:
+            bell.services.wake(0)  # the thread that answers: others may wait for this key
         if answer.error is not None:
             raise answer.error
         return answer.value

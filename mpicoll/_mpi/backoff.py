@@ -40,6 +40,7 @@ class Backoff:
         yield_s: Until this time has passed, `pause` gives the core to another runnable thread. After it, `pause` sleeps.
         naps: Lengths of the sleeps.
         moves: Whether the other side waits for this rank as well, so that neither may sleep.
+        serves: The thread waits for control messages, of any rank: it sleeps on the bell of such threads.
     """
 
     SPIN_S = 100e-6  # usual latency of a message between two running ranks
@@ -59,9 +60,9 @@ class Backoff:
         yield_s: float = YIELD_S,
         naps: Naps = NAPS,
         moves: Callable[[], bool] = lambda: False,
+        serves: bool = False,
     ) -> None:
-        woken = rank is not None and bell.bell.reaches(rank)
-        self._rank, self._naps = rank if woken else None, self.WOKEN_NAPS if woken and not bell.bell.apart else naps
+        self._rank, self._naps, self._serves = rank if rank is not None and bell.bell.reaches(rank) else None, naps, serves
         self._spin_s, self._yield_s, self._moves = spin_s, yield_s, moves
         self._since, self._moving_until = time.monotonic(), 0.0
         self._rings: int | None = None  # of the bell, while this thread is about to sleep
@@ -85,14 +86,17 @@ class Backoff:
         if moving or waited_s < self._yield_s or now < self._moving_until:
             _yield_core()
             return
+        own_bell = bell.services if self._serves else bell.bell
         if self._rings is None:
-            self._rings = bell.bell.listen(self._rank)
+            self._rings = own_bell.listen(self._rank)
             return  # the caller looks once more
-        nap_s = self._naps.after(waited_s)
-        if bell.bell.sleep(self._rings, nap_s):
+        woken = (self._serves or self._rank is not None) and own_bell.everyone
+        naps = self.WOKEN_NAPS._replace(longest_s=max(self.WOKEN_NAPS.longest_s, self._naps.longest_s)) if woken else self._naps
+        nap_s = naps.after(waited_s)
+        if own_bell.sleep(self._rings, nap_s):
             self._since, self._rings = time.monotonic() - self._spin_s, None  # a rank may ring before it calls MPI
             return
-        self._rings = bell.bell.listen(self._rank)
+        self._rings = own_bell.listen(self._rank)
         if nap_s <= self.MOVES_WITHIN_S and runtime.move() > self.MOVED_S + self.MOVED_AFTER_NAP * nap_s:
             now = time.monotonic()
             self._since, self._moving_until, self._rings = now - self._yield_s, now + self.MOVING_S, None

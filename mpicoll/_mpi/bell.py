@@ -1,4 +1,4 @@
-"""A bell for each rank of a node, on its board: a waiting thread sleeps on the bell of its rank, and the awaited rank rings it.
+"""Two bells for each rank of a node, on its board: a waiting thread sleeps on a bell of its rank, and the awaited rank rings it.
 
     [1] A thread that has found nothing for some time writes on its board for whom it sleeps, and on that rank's board that it is
         waited for. [2] It looks once more. [3] It sleeps until the bell rings, or for a limited time.
@@ -7,8 +7,9 @@
 
 Reading a word takes 0.05 us. The last of p ranks to come rings p - 1 times, others ring those that have come to wait for them.
 Another word says for whose message a rank waits (`Bell.meeting`): two ranks that wait for each other both stay awake.
+The second bell is for threads that wait for control messages of any rank: of RPC, and of the store. Nobody else looks at it.
 
-The threads of a process share one bell, no fence stands between [4] and its look at the word, and a rank may ring too early.
+The threads of a process share a bell, no fence stands between [4] and its look at the word, and a rank may ring too early.
 So a ring may be lost, and correctness rests on the limit of [3]. The bell is a futex of Linux. Without one, nobody is woken.
 
 In a virtual machine, Linux may start the woken thread on the core of the ringing rank, although another core is idle. Both
@@ -26,10 +27,11 @@ import time
 from array import array
 from collections.abc import Sequence
 
-from mpicoll._mpi.boards import Boards
+from mpicoll._mpi.boards import BELL_WORDS, Boards
 
 # The number of the system call; 0: it is not known.
 FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}.get(platform.machine(), 0)
+POSSIBLE = bool(FUTEX) and sys.platform == "linux"
 WAIT, WAKE = 0, 1
 ALL = 0x7FFFFFFF
 ASLEEP, WANTED, RINGS, CORE, MEETS, SILENT = range(6)  # words of a rank; the last one is always 0
@@ -63,19 +65,24 @@ class Meeting:
 
 
 class Bell:
-    """The bells of the ranks of ``boards`` as one of them, ``own``, sees them. Without boards no rank can ring.
+    """The bells of the ranks of ``boards`` as one of them, ``own``, sees them. Without boards no other rank can ring.
+
+    Args:
+        which: Of the two bells of each rank.
 
     Attributes:
-        apart: Some ranks of the world are on other nodes: they cannot ring when they need this rank to move a message.
+        everyone: No rank of the world is on another node, from where it could not ring when it needs this rank to move a message.
         words: Of all ranks.
         wanted: The index in ``words`` of this rank's word WANTED.
     """
 
-    def __init__(self, boards: Boards | None = None, own: int = 0, apart: bool = False) -> None:
-        self.apart = apart
-        self.words = memoryview(array("q", [0] * (SILENT + 1))) if boards is None else boards.words
-        self._address = 0 if boards is None else boards.address + 4 * (sys.byteorder == "big")  # a futex has the lower 4 bytes
-        self._at = {} if boards is None else {rank: boards.bell(rank) for rank in boards.ranks}
+    def __init__(self, boards: Boards | None = None, own: int = 0, apart: bool = False, which: int = 0) -> None:
+        alone = array("q", [0] * BELL_WORDS)
+        self.words = memoryview(alone) if boards is None else boards.words
+        self._address = alone.buffer_info()[0] if boards is None else boards.address
+        self._address += 4 * (sys.byteorder == "big")  # a futex has the lower 4 bytes
+        self._at = {} if boards is None else {rank: boards.bell(rank, which) for rank in boards.ranks}
+        self.everyone = bool(self._at) and not apart
         self._own, self._mine = own, self._at.get(own, 0)
         self.wanted = self._mine + WANTED
 
@@ -97,7 +104,7 @@ class Bell:
 
     def sleep(self, rings: int, seconds: float) -> bool:
         """[3] Returns whether the bell has rung since `listen`, which returned ``rings``."""
-        if not self._at:
+        if not POSSIBLE:
             time.sleep(seconds)
             return False
         limit = Time(int(seconds), int(seconds % 1 * 1e9))
@@ -127,6 +134,11 @@ class Bell:
         if (at := self._at.get(rank)) is not None and self.words[at]:
             self.ring(at)
 
+    def wake_own(self) -> None:
+        """[4] Wakes the sleeping threads of this rank."""
+        if self.words[self._mine]:
+            self.ring(self._mine)
+
     def come(self) -> None:
         """[4] Wakes those that sleep for this rank."""
         words, me = self.words, self._own + 1
@@ -136,13 +148,16 @@ class Bell:
                 self.ring(at)
 
     def _call(self, at: int, what: int, value: int, limit: object) -> None:
-        _libc.syscall(FUTEX, ctypes.c_void_p(self._address + 8 * (at + RINGS)), what, value, limit, None, 0)
+        if POSSIBLE:
+            _libc.syscall(FUTEX, ctypes.c_void_p(self._address + 8 * (at + RINGS)), what, value, limit, None, 0)
 
 
-bell = Bell()  #: of the world
+bell, services = Bell(), Bell()  #: of the world
 
 
 def hang(boards: Boards | None = None, own: int = 0, apart: bool = False) -> None:
     """Gives this rank the bells of its world; None: takes them away."""
-    global bell
-    bell = Bell(boards, own, apart) if FUTEX and sys.platform == "linux" else Bell()
+    global bell, services
+    before, bells = services, [Bell(boards if POSSIBLE else None, own, apart, which) for which in range(2)]
+    bell, services = bells
+    before.wake_own()  # its threads sleep on the new one

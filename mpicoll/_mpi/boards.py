@@ -23,8 +23,9 @@ TEXT = 3 * WORD  # offset of the text
 _ASKED = NBYTES - 1  # offset of a byte that any rank of the node sets
 NUMBERS = 256  # of a rank: a key (0: free) and the number with this key
 _NUMBERS = NBYTES - WORD - 2 * WORD * NUMBERS  # offset of the numbers
-_BELL = _NUMBERS - 64  # offset of the words of a bell, in a cache line of their own
-MOST = _BELL - TEXT  # bytes of a text
+BELL_WORDS = 8  # of a bell: a cache line of its own
+_BELLS = _NUMBERS - 2 * WORD * BELL_WORDS  # offset of the bells: of the program's threads, and of those that serve
+MOST = _BELLS - TEXT  # bytes of a text
 
 
 class Boards:
@@ -88,9 +89,9 @@ class Boards:
         words, begin = self.words, (self._first[rank] + _NUMBERS) // WORD
         return next((at + 1 for at in range(begin, begin + 2 * NUMBERS, 2) if words[at] == key), None)
 
-    def bell(self, rank: int) -> int:
-        """Returns the index in ``words`` of the first word of a rank's bell."""
-        return (self._first[rank] + _BELL) // WORD
+    def bell(self, rank: int, which: int) -> int:
+        """Returns the index in ``words`` of the first word of a rank's bell, 0 or 1."""
+        return (self._first[rank] + _BELLS) // WORD + which * BELL_WORDS
 
     def ask(self, rank: int) -> None:
         """Asks a rank to show where its program is."""

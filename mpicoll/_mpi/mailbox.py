@@ -70,7 +70,7 @@ class Mailbox:
             requests = [self._comm.Isend([envelope, len(envelope), MPI.BYTE], to, ENVELOPE)]
             tag = FIRST_TAG + number % TAGS
             requests += [self._comm.Isend(spec(*block), to, tag) for block in blocks]
-        bell.bell.wake(to)
+        bell.services.wake(to)
         return requests
 
     def take(self) -> tuple[int, bytearray] | None:

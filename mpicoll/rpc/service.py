@@ -210,7 +210,7 @@ class Service:
 
     def _serve(self) -> None:
         turn = self._turn = Turn()
-        backoff = Backoff(spin_s=SPIN_S, yield_s=YIELD_S, naps=NAPS)
+        backoff = Backoff(spin_s=SPIN_S, yield_s=YIELD_S, naps=NAPS, serves=True)
         while self._turn is turn and not self._stopping:
             tasks = [] if self._waiting else self._tasks()
             came = bool(tasks)
@@ -250,7 +250,7 @@ class Service:
 
     def help(self, future: CallFuture) -> None:
         """Receives messages until this future has completed, or RPC has ended. Called by the thread that waits for it."""
-        backoff = Backoff(spin_s=SPIN_S, yield_s=YIELD_S, naps=NAPS)
+        backoff = Backoff(spin_s=SPIN_S, yield_s=YIELD_S, naps=NAPS, serves=True)
         with self._guard:
             self._waiting += 1
         try:

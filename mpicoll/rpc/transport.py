@@ -9,6 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from mpicoll._base.errors import WorkerLeft
+from mpicoll._mpi import bell
 from mpicoll._mpi.backoff import Backoff
 from mpicoll.rpc import wire
 from mpicoll.rpc.futures import PendingCalls
@@ -70,6 +71,7 @@ class Transport:
         """Starts sending a message, which is kept until its memory has left. Raises what MPI raises."""
         if to == self._rank:
             self._to_itself.append(wire.copied(to, message))
+            bell.services.wake_own()
             return
         requests = self._mailbox.send(to, message.envelope, message.blocks, message.number)
         if not self._mailbox.ended(requests):
