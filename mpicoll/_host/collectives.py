@@ -126,9 +126,13 @@ class HostCollectives:
         elif (window := self.windows.window) is None:
             assert self.windows.nodes is not None
             hierarchical.all_reduce(self.windows.nodes, flat, stages.of(kernel, self.size), root)
-        elif root is None and nbytes * (self.size - 1) <= FLAT_BYTES and nbytes <= window.chunk:
+        elif root is None and nbytes * (self.size - 1) <= FLAT_BYTES:
             shared_memory.reduce_flat(window, flat, flat, kernel.combine)
-        elif root is not None or not self.storages.count or not self._all_reduce_in_place(window, memory, flat, kernel.combine):
+        elif root is None and self.storages.count and self._all_reduce_in_place(window, memory, flat, kernel.combine):
+            return
+        elif self.size == 2:
+            shared_memory.reduce_flat(window, flat, flat, kernel.combine, root=root)
+        else:
             shared_memory.all_reduce(window, flat, kernel.combine, root)
 
     def _all_reduce_in_place(self, window: Window, memory: Tensor, flat: Tensor, combine: Combine) -> bool:

@@ -79,10 +79,23 @@ def all_reduce(window: Window, count: int, seed: int) -> tuple[torch.Tensor, tor
 
 
 def all_reduce_flat(window: Window, count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    count = min(count, CHUNK // 4)
     mine = of_rank(window.rank, count, seed)
     shared_memory.reduce_flat(window, mine, mine, add)
     return mine, sum(of_rank(r, count, seed) for r in range(window.size))
+
+
+def reduce_flat(window: Window, count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    mine, root = of_rank(window.rank, count, seed), seed % window.size
+    shared_memory.reduce_flat(window, mine, mine, add, root=root)
+    whole = sum(of_rank(r, count, seed) for r in range(window.size))
+    return mine, whole if window.rank == root else of_rank(window.rank, count, seed)
+
+
+def reduce_scatter_flat(window: Window, count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    mine, output = of_rank(window.rank, count * window.size, seed), torch.zeros(count)
+    shared_memory.reduce_flat(window, output, mine, add, window.rank * output.nbytes)
+    whole = sum(of_rank(r, count * window.size, seed) for r in range(window.size))
+    return output, whole[window.rank * count :][:count]
 
 
 def reduce(window: Window, count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -136,7 +149,8 @@ def barrier(window: Window, count: int, seed: int) -> tuple[torch.Tensor, torch.
 
 Operation = Callable[[Window, int, int], tuple[torch.Tensor, torch.Tensor]]
 OPERATIONS: list[Operation] = [
-    all_reduce, all_reduce_flat, reduce, reduce_scatter, all_gather, all_gather_in_place, broadcast, all_to_all, barrier,
+    all_reduce, all_reduce_flat, reduce, reduce_flat, reduce_scatter, reduce_scatter_flat, all_gather, all_gather_in_place,
+    broadcast, all_to_all, barrier,
 ]  # fmt: skip
 
 
