@@ -74,4 +74,4 @@ def added(row: Row) -> float | None:
 
 def mpi_name(library: str) -> str:
     """Returns the name and the version alone: "Open MPI v5.0.11, package: ..." -> "Open MPI 5.0.11"."""
-    return " ".join(library.split(",")[0].replace(" v", " ").replace(" Version:", "").split())
+    return " ".join(library.splitlines()[0].split(",")[0].replace(" v", " ").replace(" Version:", "").split())

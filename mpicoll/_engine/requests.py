@@ -15,12 +15,11 @@ from mpicoll._engine.work import Work
 from mpicoll._faults import culprits
 from mpicoll._faults.group_state import GroupState
 from mpicoll._mpi import bell, runtime
+from mpicoll._mpi.backoff import slowest_s
 from mpicoll._mpi.errors import MPIException, translate
 from mpicoll._tensors import storages
 from mpicoll._tensors.calls import Transfer
 from mpicoll._tensors.storages import Held
-
-SLOWEST_S, SLOWEST = 0.1, 100e6  # a message that moves has ended after so many seconds, and its bytes at so many per second
 
 
 class MessageWork(Work):
@@ -85,7 +84,7 @@ class MessageWork(Work):
             return False
         now = monotonic()
         self._met = now if self._met is None else self._met
-        return now - self._met < SLOWEST_S + self.tensor.nbytes / SLOWEST
+        return now - self._met < slowest_s(self.tensor.nbytes)
 
     def cancel(self) -> None:
         """Cancels a receive. MPI keeps a send, and a message that has begun to move; we then keep its memory."""

@@ -25,6 +25,11 @@ class Naps(NamedTuple):
         return min(max(self.shortest_s, self.share * waited_s), self.longest_s)
 
 
+def slowest_s(nbytes: int) -> float:
+    """Returns the seconds after which a message of so many bytes has ended, if it moves."""
+    return 0.1 + nbytes / 100e6
+
+
 class Backoff:
     """Pauses a waiting thread between two checks.
 

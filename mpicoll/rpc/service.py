@@ -228,7 +228,7 @@ class Service:
             elif self._waiting:
                 time.sleep(REST_S)
             else:
-                backoff.pause()
+                backoff.pause(self._transport.moving())
 
     def _stand_by(self) -> None:
         quiet, replaced = 0, None
@@ -266,7 +266,7 @@ class Service:
                     if tasks or (not future.ended and self._pool.run_queued()):
                         backoff.reset()
                     elif not future.ended:
-                        backoff.pause()
+                        backoff.pause(self._transport.moving())
         finally:
             with self._guard:
                 self._waiting -= 1

@@ -6,11 +6,12 @@ import itertools
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mpicoll._base.errors import WorkerLeft
 from mpicoll._mpi import bell
-from mpicoll._mpi.backoff import Backoff
+from mpicoll._mpi.backoff import Backoff, slowest_s
 from mpicoll.rpc import wire
 from mpicoll.rpc.futures import PendingCalls
 from mpicoll.rpc.options import DeviceMaps
@@ -41,6 +42,7 @@ class Transport:
         self._testing = threading.Lock()  # held while some of _sending are not in it
         self._receiving: list[tuple[list[Any], wire.IncomingMessage]] = []
         self._to_itself: deque[wire.IncomingMessage] = deque()
+        self._moves_until = 0.0
 
     def send(self, kind: int, worker: WorkerInfo, call: int, obj: Any) -> None:
         """Starts sending an object. ``call``: number of the call that the message belongs to; 0: none.
@@ -76,6 +78,14 @@ class Transport:
         requests = self._mailbox.send(to, message.envelope, message.blocks, message.number)
         if not self._mailbox.ended(requests):
             self._sending.append((requests, to, message))
+            self._expect(message.blocks)
+
+    def _expect(self, blocks: Sequence[tuple[int, int]]) -> None:
+        self._moves_until = max(self._moves_until, time.monotonic() + slowest_s(sum(nbytes for _, nbytes in blocks)))
+
+    def moving(self) -> bool:
+        """Whether messages are under way that may move now. In shared memory they do while both sides call MPI."""
+        return bool(self._sending or self._receiving) and time.monotonic() < self._moves_until
 
     def arrived(self) -> list[wire.IncomingMessage]:
         """Looks once and returns the messages that are complete."""
@@ -88,6 +98,7 @@ class Transport:
             message = wire.open_envelope(*taken)
             if message.blocks:
                 self._receiving.append((self._mailbox.receive(message.source, message.blocks, message.number), message))
+                self._expect(message.blocks)
             else:
                 complete.append(message)
         if self._receiving:

@@ -18,7 +18,7 @@ class Messages:
         came, self.sent = self.sent, []
         return came
 
-    def busy(self) -> bool:
+    def moving(self) -> bool:
         return False
 
 
