@@ -22,7 +22,7 @@ from mpicoll._launch.job import NOTHING_ASKED, Program
 from mpicoll._launch.pmi import Gather
 
 PLACEHOLDER = r"""
-cd /proc/$0/fd && exec < $1 && { env; echo END; } |
+cd /proc/$0/fd && exec < $1 && { env; echo =END; } |
 while IFS= read -r line; do printf '%s %s\n' "$OMPI_COMM_WORLD_RANK" "$line"; done > $2 && exec cat
 """
 TAKEN = ("OMPI_", "PMIX_", "PRTE_", "ORTE_")  # the beginnings of the variables by which a rank finds its mpirun
@@ -76,14 +76,14 @@ class Placeholder:
 
 
 def _variables(lines: Iterable[str], size: int) -> list[dict[str, str]]:
-    """The variables of each placeholder. Each line comes in one piece: "RANK NAME=VALUE", and "RANK END" at last."""
+    """The variables of each placeholder. Each line comes in one piece: "RANK NAME=VALUE", and "RANK =END" at last."""
     found, ended = [dict[str, str]() for _ in range(size)], 0
     for line in lines:
         rank, _, pair = line.rstrip("\n").partition(" ")
         name, _, value = pair.partition("=")
         if name.startswith(TAKEN):
             found[int(rank)][name] = value
-        ended += name == "END"
+        ended += pair == "=END"  # no name is empty
         if ended == size:
             return found
     raise LaunchError("it has ended")

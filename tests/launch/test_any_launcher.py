@@ -19,9 +19,10 @@ import pytest
 from torch.distributed import HashStore
 
 from mpicoll._base import processes
+from mpicoll._base.errors import LaunchError
 from mpicoll._base.load import longer
 from mpicoll._c10d.store_world import Gather
-from mpicoll._launch import linux
+from mpicoll._launch import linux, placeholders
 from mpicoll._launch.liveness import ENDED, Liveness
 from mpicoll._launch.pmi import OTHER, Server, mapping
 from tests.support import LAUNCH_ENVIRONMENT, clean_environment, free_port, is_open_mpi
@@ -264,6 +265,14 @@ def met(
             others = [threads.submit(rank.connect, address, "key", "host1", 20) for rank in ranks[1:]]
             first = ranks[0].accept(listener, "key", "host0", size, limit_s)
             return ranks, [first, *(other.result() for other in others)]
+
+
+def test_placeholders_end_their_variables_by_a_line_that_is_none() -> None:
+    """A program may have a variable END."""
+    lines = ["0 END=1\n", "1 OMPI_A=b\n", "1 HOME=/\n", "1 =END\n", "0 OMPI_A=c=d\n", "0 =END\n", "left\n"]
+    assert placeholders._variables(lines, 2) == [{"OMPI_A": "c=d"}, {"OMPI_A": "b"}]
+    with pytest.raises(LaunchError):
+        placeholders._variables(lines[:-2], 2)
 
 
 def test_ranks_meet_and_see_an_end() -> None:
