@@ -23,8 +23,8 @@ TEXT = 3 * WORD  # offset of the text
 _ASKED = NBYTES - 1  # offset of a byte that any rank of the node sets
 NUMBERS = 256  # of a rank: a key (0: free) and the number with this key
 _NUMBERS = NBYTES - WORD - 2 * WORD * NUMBERS  # offset of the numbers
-BELL_WORDS = 8  # of a bell: a cache line of its own
-_BELLS = _NUMBERS - 2 * WORD * BELL_WORDS  # offset of the bells: of the program's threads, and of those that serve
+BELL_WORDS = 8  # of a bell: a cache line
+_BELLS = (_NUMBERS // (WORD * BELL_WORDS) - 2) * WORD * BELL_WORDS  # offset of the bells: of the program, and of what serves
 MOST = _BELLS - TEXT  # bytes of a text
 
 

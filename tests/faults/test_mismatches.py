@@ -13,6 +13,7 @@ import torch.distributed
 
 import mpicoll
 from mpicoll._api import groups
+from mpicoll._base.facts import ranks_in_words
 from mpicoll._engine.registry import registry
 from mpicoll._host.matching import Unmatched
 from mpicoll.errors import CollectiveMismatch, OperationTimeout, TruncationError
@@ -143,7 +144,7 @@ def test_both_calls_are_named_and_no_data_moves(group: Any, rank: int, size: int
     with pytest.raises(CollectiveMismatch) as caught:
         mpicoll.broadcast(tensor, 0, group=group) if rank == 0 else mpicoll.all_reduce(tensor, group=group)
     said = str(caught.value)
-    rest = "rank 1" if size == 2 else "ranks " + ", ".join(map(str, range(1, size)))
+    rest = ranks_in_words(range(1, size))
     agree(f"Rank 0: broadcast(float32, 2 elements, root 0); {rest}: all_reduce(SUM, float32, 2 elements)" in said, said)
     agree(tensor.eq(rank).all(), tensor)
 
