@@ -20,13 +20,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from mpicoll._base import launcher
+from mpicoll._base import launcher, processes
 from mpicoll._base.errors import LaunchError
 from mpicoll._base.torch_errors import OperationTimeout
 from mpicoll._c10d import ddp, dynamo, failed_calls, hooks, names, requested_ranks, store, torch_world, wrapping
 from mpicoll._engine.registry import registry
 from mpicoll._faults import roll_call, time_limit
-from mpicoll._launch import linux
 from mpicoll._mpi import abort, runtime, survivors
 from mpicoll._mpi.errors import MPIException, translate
 from mpicoll._tensors import checks
@@ -91,7 +90,7 @@ def _init_over_mpi(
         registry.begin()
         roll_call.everyone(mpi, "init_process_group", limit_s)
         if launcher.store_world is not None or mpi.size == 1:  # no mpiexec removes them: Open MPI started alone leaves one
-            linux.unlink_mapped()
+            processes.unlink_mapped()
         if by_mpi:
             made = store.make(mpi, limit_s) if names.only_ours(translated) else None
             arguments.update(store=made, init_method="mpi://" if made is None else None)

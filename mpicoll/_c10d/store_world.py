@@ -33,7 +33,6 @@ from mpicoll._base.torch_errors import OperationTimeout
 from mpicoll._base.waits import AFTER_LIMIT_S, PARENT_S, SHORT_LOOK_S, STOP_S
 from mpicoll._c10d import wrapping
 from mpicoll._c10d.requested_ranks import ENV
-from mpicoll._launch import linux
 from mpicoll._launch.liveness import Liveness
 from mpicoll._launch.placeholders import Placeholder
 from mpicoll._launch.pmi import Server
@@ -161,7 +160,7 @@ class StoreWorld:
 
     def _leave(self, status: int) -> NoReturn:
         """Ends a failed process: MPI_Finalize would wait for the others."""
-        linux.unlink_mapped()  # MPI may have been about to start
+        processes.unlink_mapped()  # MPI may have been about to start
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpicoll._base.cpus import read
+from mpicoll._base.processes import FOLDER, PATTERNS
 
 if TYPE_CHECKING:
     import socket
@@ -23,11 +24,6 @@ SIGSET_BYTES = 128  # sigset_t of glibc and of musl
 # A connection between hosts breaks if the other host does not answer: after time + probes * intvl seconds.
 KEEPALIVE = {"time": 5, "intvl": 2, "probes": 3}
 FROM_KERNEL = 0x80  # si_code of a signal of the terminal, which the whole process group gets
-FOLDER = Path("/dev/shm")
-PATTERNS = (
-    "mpich_shm_*", "mpich_vci_*", "mpich_shar_tmp*",  # MPICH; the last one: 4.0
-    "sm_segment.*",  # Open MPI; left if its mpiexec is killed
-)  # fmt: skip
 
 
 def end_with_parent(parent: int, number: int) -> None:
@@ -103,14 +99,6 @@ def remove_leftovers(began_s: float, folder: Path = FOLDER) -> None:
     for file in files - set(_used(files)):
         with contextlib.suppress(OSError):  # another process of the job was faster
             os.unlink(file)
-
-
-def unlink_mapped(folder: Path = FOLDER) -> None:
-    """Removes the names of the files of MPI that this process has mapped: a killed job leaves them. Their memory lasts."""
-    names = "|".join(pattern.removesuffix("*") for pattern in PATTERNS)
-    for path in set(re.findall(rf" ({folder}/(?:{names})\S*)$", read("/proc/self/maps"), re.MULTILINE)):
-        with contextlib.suppress(OSError):  # another rank was faster
-            os.unlink(path)
 
 
 def _ours(file: Path, began_s: float) -> bool:

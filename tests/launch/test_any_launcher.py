@@ -22,7 +22,7 @@ from mpicoll._base import processes
 from mpicoll._base.errors import LaunchError
 from mpicoll._base.load import longer
 from mpicoll._c10d.store_world import Gather
-from mpicoll._launch import linux, placeholders
+from mpicoll._launch import placeholders
 from mpicoll._launch.liveness import ENDED, Liveness
 from mpicoll._launch.pmi import OTHER, Server, mapping
 from tests.support import LAUNCH_ENVIRONMENT, clean_environment, free_port, is_open_mpi
@@ -314,6 +314,6 @@ def test_names_of_shared_memory_go_at_once(tmp_path: Path) -> None:
     for name in ("mpich_shm_1_0", "other"):
         (tmp_path / name).write_bytes(bytes(mmap.PAGESIZE))
     with (tmp_path / "mpich_shm_1_0").open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
-        linux.unlink_mapped(tmp_path)
+        processes.unlink_mapped(tmp_path)
         assert [path.name for path in tmp_path.iterdir()] == ["other"]
         assert memory[0] == 0
