@@ -90,7 +90,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     (r"py:obj", r".*"),
     (r"py:.*", r"(torch|mpi4py|collections|typing|subprocess|pathlib|os|datetime|enum)\..*"),
-    (r"py:class", r"mpicoll\.(rpc\.rref|_launch\.spawn)\.T|mpicoll\._api\.p2p\.P"),  # type variables
+    (r"py:class", r"mpicoll\.(rpc\.rref|_launch\.spawn|testing)\.T|mpicoll\._api\.p2p\.P"),  # type variables
     (r"py:class", r"Tensor|Work|Op|DebugHandler"),  # of functions that also name types which are imported for type checkers only
 ]
 
