@@ -189,7 +189,7 @@ class Watchdog:
             if each.work is not None:
                 if each.work.overdue(now):
                     _expire(each)
-            elif waited_s > limit_s:
+            elif waited_s > limit_s + each.group.checked * waits.ANSWER_OF_FIRST_S:  # a check raises at the limit
                 limit = f"{each.operation} exceeded the group's timeout of {limit_s:g} s"
                 after = f"no end after {waited_s:.1f} s"
                 _end(each, f"{after}. {each.named()}", limit, each.absent(), after)

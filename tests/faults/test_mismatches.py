@@ -16,6 +16,7 @@ from mpicoll._api import groups
 from mpicoll._base.facts import ranks_in_words
 from mpicoll._engine.registry import registry
 from mpicoll._host.matching import Unmatched
+from mpicoll._mpi.backoff import Backoff, Naps
 from mpicoll.errors import CollectiveMismatch, OperationTimeout, TruncationError
 from tests.faults.mismatches import pairs
 from tests.support import agree, everyone
@@ -157,7 +158,11 @@ def test_a_refusal_on_every_rank_is_nobodys_mismatch(group: Any, rank: int, size
     agree(tensor.item() == sum(range(size)))
 
 
-def test_a_rank_that_does_not_come_is_named(world: object, rank: int, size: int) -> None:
+def test_a_rank_that_does_not_come_is_named(world: object, rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check notices the limit after a nap, and raises. The watchdog looks meanwhile, and does not end the job."""
+    ends = list[Any]()
+    monkeypatch.setattr("mpicoll._engine.meeting.Backoff", partial(Backoff, naps=Naps(0.6, 0.6, 0.0)))
+    monkeypatch.setattr("mpicoll._faults.watchdog._end", lambda *words: ends.append(words))
     with compared():
         group = mpicoll.new_group(timeout=timedelta(seconds=1))
     said = ""
@@ -166,4 +171,5 @@ def test_a_rank_that_does_not_come_is_named(world: object, rank: int, size: int)
             mpicoll.all_reduce(torch.zeros(1), group=group)
         said = str(caught.value)
     agree(rank == size - 1 or f"rank {size - 1} did not come within the timeout of 1 s" in said, everyone(said))
+    agree(not ends, ends)
     mpicoll.destroy_process_group(group)
