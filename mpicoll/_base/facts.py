@@ -142,7 +142,7 @@ def mismatch(calls: Mapping[int, Facts]) -> str:
 def what_differs(calls: Mapping[int, Facts]) -> tuple[str, str]:
     """Returns in what these calls differ, and what all ranks must do; the latter is empty after a refusal."""
     if refused := [rank for rank, call in calls.items() if call.refusal]:
-        return f"{ranks_in_words(sorted(refused))} refused the arguments", ""
+        return f"{ranks_in_words(refused)} refused the arguments", ""
     first, *others = calls.values()
     if any(call.operation != first.operation for call in others):
         return "the ranks call different collectives", "All ranks must call the same collectives in the same order"

@@ -85,7 +85,7 @@ def size() -> int:
 
 
 def start(config: pytest.Config) -> Any:
-    """Makes this process a rank of one session, and returns the session (collective). Also on one rank, for who calls it."""
+    """Returns the session of this process, and starts it first if there is none (collective). Works on one rank, too."""
     from mpicoll.testing._session import Session
 
     if sessions:
