@@ -6,7 +6,7 @@ Not counted: C functions, functions of torch and of Python, and comprehensions (
 The *depth* is the number of these functions that have not returned when memory moves; the other ones only prepare.
 
 The group has run the operation before, so nothing is counted that happens on first use. Nor is a look at the other ranks counted,
-which is due before few calls of a quick succession (_faults/attendance.py).
+which is due before few calls of a quick succession (_faults/attendance.py), nor the ring that wakes a rank which came long ago.
 """
 
 import math
@@ -47,7 +47,8 @@ def stated(way: str) -> Counted:
 
 
 def is_hop(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(PACKAGE) and not frame.f_code.co_name.startswith("<")
+    file, name = frame.f_code.co_filename, frame.f_code.co_name
+    return file.startswith(PACKAGE) and not name.startswith("<") and not file.endswith("bell.py")
 
 
 class Tracer:
