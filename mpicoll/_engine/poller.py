@@ -25,6 +25,7 @@ from mpicoll._tensors.calls import Transfer
 # A look of the poller takes 30 to 50 us of its rank's time: 1000 looks a second take 4 % of a core from the program.
 NAPS = Naps(100e-6, 1e-3, 1.0)  # the first: a thread that calls wait at once polls alone
 RUNG_NAPS = Naps(200e-6, 5e-3, 0.3)  # where the other side rings when it posts its part, which short naps follow
+TESTS = 16  # in a look. Each moves a part of a message: 11 KiB over TCP by UCX, where 64 MiB took 5 times MPI's time with 1 test
 WARM_NAPS = 2  # naps before the poller sleeps, without a message or in one wait: waking it costs as much as a small message
 
 
@@ -70,14 +71,15 @@ class Poller:
         if self._asleep:
             self._wake.set()
 
-    def poll(self) -> bool:
-        """Tests every pending message once. Returns True if one has ended or moved."""
+    def poll(self, tests: int = 1) -> bool:
+        """Tests every pending message, and so many times in all if they are few. Returns True if one has ended or moved."""
         ended: list[tuple[MessageWork, Exception | None]] = []
         moved = False
         with self._guard:
+            more = range(tests // (len(self._pending) or 1) - 1)
             for work in self._pending:
                 try:
-                    if work.test():
+                    if work.test() or any(work.test() for _ in more):
                         ended.append((work, None))
                     elif work.transfer.moved:
                         work.transfer.moved, moved = False, True
@@ -98,7 +100,7 @@ class Poller:
                 runtime.entering()
                 backoff.pause()
                 idle = 0
-                if not self._waiting and self.poll():
+                if not self._waiting and self.poll(TESTS):
                     backoff.reset()
                 continue
             # Nothing is pending, or a thread of the program waits, or has waited since the last look, and polls itself. A look
@@ -135,7 +137,7 @@ class Poller:
         self._waiting.append(work)
         try:
             while not work._done and time.monotonic() < deadline:
-                if self.poll():
+                if self.poll(TESTS):
                     backoff.reset()
                 else:
                     backoff.pause()
@@ -156,8 +158,7 @@ class Poller:
         self._served = [channel for channel in self._served if channel is not group.channel]
         with self._guard:
             dropped = [work for work in self._pending if work.group is group]
-            for work in dropped:
-                del self._pending[work]
+            self._pending = dict.fromkeys(work for work in self._pending if work.group is not group)
         for work in dropped:
             work.cancel()
             work._complete(GroupDestroyed(f"{work.where()}: the group was destroyed before the message had arrived"))

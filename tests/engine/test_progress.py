@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import mpicoll as dist
-from mpicoll._engine.poller import poller
+from mpicoll._engine.poller import TESTS, Poller, poller
 from mpicoll._engine.work import Work
 from tests.support import agree
 
@@ -110,6 +110,35 @@ def test_idle_threads_burn_no_core(rank: int, size: int) -> None:  # trap 70
     dist.isend(torch.ones(1), (rank + 1) % size, tag=5)
     work.wait()
     agree(share < BUSY, f"{share:.0%} of a core with one receive pending")
+
+
+class Moving:
+    """A message that has moved after so many tests."""
+
+    class transfer:
+        moved = False
+
+    def __init__(self, parts: int) -> None:
+        self.parts, self.tests = parts, 0
+
+    def test(self) -> bool:
+        self.tests += 1
+        return self.tests >= self.parts
+
+    def _complete(self, error: Exception | None) -> None:
+        assert error is None
+
+
+def test_a_look_tests_a_message_several_times_and_many_messages_once() -> None:
+    """Over some networks each test moves a small part."""
+    one, looks = Moving(TESTS), Poller()
+    looks._pending = {one: None}  # type: ignore[dict-item]
+    assert looks.poll(TESTS)
+    assert not looks._pending
+    many = [Moving(TESTS) for _ in range(TESTS)]
+    looks._pending = dict.fromkeys(many)  # type: ignore[arg-type]
+    assert not looks.poll(TESTS)
+    assert [each.tests for each in many] == [1] * TESTS
 
 
 def test_an_operation_that_ends_at_the_time_limit_of_wait() -> None:
