@@ -89,7 +89,7 @@ _monitor: Monitor | None = None
 
 
 def use(told: int, answers: int, launcher: int, memory: Memory) -> None:
-    """Makes this process the rank of a monitor, a child of ``launcher``, which answers each line by one byte."""
+    """Makes this process the rank of a monitor, a child of ``launcher``, which answers each line."""
     global _monitor
     _monitor = Monitor(told, answers, launcher, memory, os.getpid())
     os.environ[PIPE] = f"{told} pipe:[{os.fstat(told).st_ino}]"
@@ -119,8 +119,10 @@ def renumber(world: Sequence[int]) -> None:
         monitor.world = dict(enumerate(world))
 
 
-def why(text: str, status: int = 1, culprit: tuple[int, bool] | None = None) -> None:
+def why(text: str, status: int = 1, culprit: tuple[int, bool] | None = None) -> bool:
     """Says why the rank is about to end with ``status``, which it may never reach: MPI_Finalize waits for the other ranks.
+
+    Returns whether another rank has given the same reason, up to numbers, and prints more of it.
 
     ``culprit``: the rank of the world that ``text`` is about, if not this one, and whether its process had ended before.
     Adds the operation in which a thread still is, if the `cause` does not name it.
@@ -131,7 +133,7 @@ def why(text: str, status: int = 1, culprit: tuple[int, bool] | None = None) -> 
         culprit = None if number < 0 else (number, culprit[1])
     blocking = [] if monitor is None else monitor.blocking()
     line += next((f"; it was in {words}" for operation, words in blocking if operation not in line), "")
-    _write(why=line[:LONGEST], why_status=status, culprit=culprit)
+    return _write(why=line[:LONGEST], why_status=status, culprit=culprit) == b"known\n"
 
 
 def cause(text: str) -> str:
@@ -149,9 +151,9 @@ def of_error(error: BaseException) -> tuple[str, tuple[int, bool] | None]:
     return (text, None) if missing is None else (f"has not come: {text}", (int(missing[1]), False))
 
 
-def why_error(error: BaseException, status: int) -> None:
+def why_error(error: BaseException, status: int) -> bool:
     text, culprit = of_error(error)
-    why(text, status, culprit)
+    return why(text, status, culprit)
 
 
 def end_unless_caught() -> None:
@@ -190,12 +192,11 @@ def _line(said: dict[str, object]) -> bytes:
     return json.dumps(said, ensure_ascii=False).encode(errors="replace") + b"\n"
 
 
-def _write(**said: object) -> None:
-    """Returns when the monitor has passed the line on: an abort that follows may kill the monitor too."""
+def _write(**said: object) -> bytes:
+    """Returns the monitor's answer when it has passed the line on: an abort that follows may kill the monitor too."""
     if (monitor := monitored()) is not None:
-        try:
+        with contextlib.suppress(OSError):  # the monitor has been killed: nobody listens
             os.write(monitor.told, _line(said))
             if select.select([monitor.answers], [], [], MONITOR_S)[0]:
-                os.read(monitor.answers, 1)
-        except OSError:  # the monitor has been killed: nobody listens
-            return
+                return os.read(monitor.answers, 100)
+    return b""

@@ -14,7 +14,8 @@ supervisor breaks, that is, when the supervisor has died, or cannot be reached f
 died: Hydra goes on without its daemon on another host.
 
 Lines to the supervisor: values of a `mpicoll._launch.reports.Rank` in JSON; the secret is before the first of them.
-Lines from it: `end` (SIGTERM, and SIGKILL after the grace), `kill`, `signal NUMBER` (for the program).
+Lines from it: `end` (SIGTERM, and SIGKILL after the grace), `kill`, `signal NUMBER` (for the program); `new` or `known` after a
+`why`, which the program reads, too: whether another rank has given the same reason.
 """
 
 from __future__ import annotations
@@ -199,8 +200,12 @@ class Monitor:
             self._say(**said)
             if end:
                 self._end(self.grace_s)
-            with contextlib.suppress(OSError):  # the program has ended
-                os.write(self.answer, b".")
+            if "why" not in said or self._connection is None:
+                self._answer_program(b"new")
+
+    def _answer_program(self, word: bytes) -> None:
+        with contextlib.suppress(OSError):  # it has ended
+            os.write(self.answer, word + b"\n")
 
     # --- the supervisor ---
 
@@ -240,6 +245,8 @@ class Monitor:
         for line in lines:
             if line.startswith(b"signal "):
                 os.kill(self.child, int(line.split()[1]))
+            elif line in (b"new", b"known"):
+                self._answer_program(line)
         if b"kill" in lines:
             self._end(0)
         elif b"end" in lines or not data:

@@ -37,7 +37,7 @@ def main(words: list[str]) -> None:
     choose_threads()
     open_mpi_settings.provide()
     monitor.start()
-    if words[0] == "--log-dir":
+    if logs := words[0] == "--log-dir":
         _redirect(words[1])
         words = words[2:]
     if words[0] == "--exec":
@@ -67,7 +67,10 @@ def main(words: list[str]) -> None:
             last_words.why(refusal)
             abort_job(status)
             sys.exit(status)
-        last_words.why_error(error, status)
+        if last_words.why_error(error, status) and not logs:
+            time.sleep(LAST_WORDS_S)  # for the rank that prints the same error
+            sys.stderr.flush()
+            contextlib.redirect_stderr(open(os.devnull, "w")).__enter__()  # noqa: SIM115  until the end
         # If MPI has started, this is the hook of mpicoll: it prints, aborts and does not return.
         error = error.with_traceback(_own_frames(error.__traceback__))
         if sys.excepthook is sys.__excepthook__:

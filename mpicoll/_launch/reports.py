@@ -9,6 +9,7 @@ import contextlib
 import errno
 import hmac
 import json
+import re
 import resource
 import selectors
 import signal
@@ -19,8 +20,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from mpicoll._launch import linux
-from mpicoll._launch.banners import Fatal
 from mpicoll._launch.monitor import LOOPBACK
+from mpicoll._launch.output import Fatal
 
 LONGEST_LINE = 1 << 14  # bytes
 DISCARD_PORT = 9  # any port: a UDP socket that is connected sends nothing
@@ -102,6 +103,8 @@ class Reports:
     def __init__(self, selector: selectors.BaseSelector, address: str, secret: str) -> None:
         self.ranks: dict[int, Rank] = {}
         self.size: int | None = None  # of the job, once a rank has begun
+        self.alike: list[int] = []  # ranks that need not print their error, because another rank has the same one
+        self._reasons: set[str] = set()  # of ranks, without numbers
         self._selector, self._secret = selector, secret
         self._connections: set[Connection] = set()
         self._listener = socket.create_server((address, 0), backlog=1024)
@@ -164,8 +167,11 @@ class Reports:
         """Sends ``end``, ``kill`` or ``signal NUMBER`` to every monitor."""
         for connection in list(self._connections):
             if connection.rank is not None:
-                with contextlib.suppress(OSError):  # it has ended; what it has reported may still have to be read
-                    connection.stream.sendall(word.encode() + b"\n")
+                self._send(connection, word)
+
+    def _send(self, connection: Connection, word: str) -> None:
+        with contextlib.suppress(OSError):  # it has ended; what it has reported may still have to be read
+            connection.stream.sendall(word.encode() + b"\n")
 
     # --- connections ---
 
@@ -220,9 +226,23 @@ class Reports:
             begin = json.loads(line)
             self.size = begin.pop("size")
             connection.rank = self.ranks[begin["number"]] = Rank(**begin)
-        elif not ("why" in (said := json.loads(line)) and connection.rank.why):  # the first reason counts
-            vars(connection.rank).update(said)
+            return True
+        said, rank = json.loads(line), connection.rank
+        first = "why" in said and not rank.why
+        if first and self._is_known(said["why"]):
+            self.alike.append(rank.number)
+        if "why" in said:
+            self._send(connection, "known" if rank.number in self.alike else "new")
+        if first or "why" not in said:  # the first reason counts
+            vars(rank).update(said)
         return True
+
+    def _is_known(self, why: str) -> bool:
+        """Whether another rank has given this reason. Notes it."""
+        reason = re.sub(r"\d+", "", why)
+        known = reason in self._reasons
+        self._reasons.add(reason)
+        return known
 
 
 def _allow_more_files() -> bool:

@@ -19,6 +19,7 @@ from dataclasses import replace
 from mpicoll._base import open_mpi_settings, processes
 from mpicoll._base.cpus import usable_cores
 from mpicoll._base.errors import LaunchError
+from mpicoll._base.facts import ranks_in_words
 from mpicoll._base.launcher import ADDED, OWNER, detect, without_job
 from mpicoll._base.stdout import quiet_without_reader
 from mpicoll._base.waits import FIRST_PAUSE_S, LONGEST_PAUSE_S, OTHER_RANKS_S
@@ -103,6 +104,8 @@ def _supervise(programs: Sequence[Program], job_plan: Plan, environ: Mapping[str
         if _failed_by_itself(outcome, job_plan.family, request):
             _say(f"{outcome.cause}; it is started once more")
             outcome = watch.run(job_plan, full, request.grace_s)
+        if outcome.alike:
+            _say(f"{ranks_in_words(outcome.alike)}: the same error, without its traceback")
         if outcome.cause:
             _say(outcome.cause)
         if outcome.alone and not request.quiet:

@@ -38,9 +38,10 @@ from pathlib import Path
 from mpicoll._base import processes
 from mpicoll._base.launcher import SUPERVISOR
 from mpicoll._base.waits import GONE_S, KILL_S, LAST_REPORTS_S, LEFT_BEHIND_S, SETTLE_S, SHORT_LOOK_S, STOP_S
-from mpicoll._launch import banners, linux
+from mpicoll._launch import linux
 from mpicoll._launch.job import Plan
 from mpicoll._launch.monitor import PIPED
+from mpicoll._launch.output import Output, fatal
 from mpicoll._launch.reports import Rank, Reports, address_towards, shell_status, signal_name, unknown_hosts
 
 NOT_STARTED = 213  # of Open MPI's mpiexec: 256 - 43, PRTE_ERR_SILENT; also for options that it does not know
@@ -55,17 +56,17 @@ class Outcome:
     """How a job has ended.
 
     signal: the one that told this process to end the job, or 0. cause: empty if the job ended well. begun: whether a rank began.
-    explained: whether it is known how a rank has failed. alone: number of ranks if each has worked without the others.
-    first: the rank that has caused the end.
+    alone: number of ranks if each has worked without the others. first: the rank that has caused the end. alike: ranks that have
+    ended by the same error, without a traceback.
     """
 
     status: int
     cause: str
     signal: int = 0
     begun: bool = True
-    explained: bool = False
     alone: int = 0
     first: Rank | None = None
+    alike: Sequence[int] = ()
 
 
 class Step(enum.IntEnum):
@@ -130,28 +131,27 @@ class _Job:
             self.signals.restore()
             linux.end_with_parent(me, signal.SIGTERM)
 
-        # In the process group of this process: mpiexec may read from the terminal.
-        streams = {2: os.pipe(), **({1: os.pipe()} if self.plan.family == "mpich" else {})}
-        pipes = {("stdin", "stdout", "stderr")[target]: end for target, (_, end) in streams.items()}
-        try:
-            self.mpiexec = subprocess.Popen(self.plan.command, env=environ, preexec_fn=in_child, **pipes)  # type: ignore[call-overload]
+        targets = (2, 1) if self.plan.family == "mpich" else (2,)
+        self.errors, *others = self.outputs = [Output(target, not self.tolerant) for target in targets]
+        stdout = others[0].pipe if others else None
+        try:  # in the process group of this process: mpiexec may read from the terminal
+            self.mpiexec = subprocess.Popen(
+                self.plan.command, env=environ, preexec_fn=in_child, stdout=stdout, stderr=self.errors.pipe
+            )
         finally:
-            for end in pipes.values():
-                os.close(end)
-        self.outputs = {target: banners.Output(source, target, not self.tolerant) for target, (source, _) in streams.items()}
-        passing = [threading.Thread(target=each.pass_on, name="mpicoll output", daemon=True) for each in self.outputs.values()]
-        for thread in passing:
-            thread.start()
+            for each in self.outputs:
+                each.start()
         self.selector.register(self.signals, selectors.EVENT_READ, self._take_signals)
         while not self._over():
             limit = None if self.next_step is None else max(0.0, self.next_step[0] - time.monotonic())
             for key, _ in self.selector.select(limit):
                 key.data()
             self._advance(time.monotonic())
-        self._wait_for_output(passing)
+        self._wait_for_output()
         outcome = self._outcome()
-        for each in self.outputs.values():
-            each.end(outcome.explained)
+        for each in self.outputs:
+            if outcome.first is None and not outcome.signal and not each.writing:
+                each.write(each.kept)
         self.selector.unregister(self.signals)
         self.reports.close()
         if outcome.status:
@@ -159,12 +159,12 @@ class _Job:
             linux.remove_leftovers(self.began_s)
         return outcome
 
-    def _wait_for_output(self, passing: Sequence[threading.Thread]) -> None:
+    def _wait_for_output(self) -> None:
         """Until all is passed on, however slow its reader is. A process that mpiexec has left behind may hold the pipe."""
         deadline = time.monotonic() + LAST_REPORTS_S
-        while (running := [thread for thread in passing if thread.is_alive()]) and time.monotonic() < deadline:
-            running[0].join(0.05)
-            if any(each.writing for each in self.outputs.values()):
+        while any(each.thread.is_alive() for each in self.outputs) and time.monotonic() < deadline:
+            time.sleep(0.01)
+            if any(each.writing for each in self.outputs):
                 deadline = time.monotonic() + LAST_REPORTS_S
             if told := [each.si_signo for each in self.signals.read() if each.si_signo in ENDING]:  # no restart either
                 self.told_by, self.told_at = self.told_by or told[0], self.told_at or time.time_ns()
@@ -253,25 +253,20 @@ class _Job:
             for number in [number for number, rank in ranks.items() if rank.lost or (rank.status or 0) < 0]:
                 del ranks[number]
         failed = status != 0 or self.reports.failed()
-        first = self.reports.first_cause(self.outputs[2].fatal) if failed else None
+        first = self.reports.first_cause(fatal(self.errors.kept)) if failed else None
         if first is not None and first.lost and not first.why and status != 0 and not self.ended_by_us:
             first = None  # mpiexec has killed all ranks with their monitors
         if self.told_by and (first is None or first.at() >= self.told_at):
-            return Outcome(128 + self.told_by, f"ended by {signal_name(self.told_by)}", self.told_by, explained=self._is_told(""))
+            return Outcome(128 + self.told_by, f"ended by {signal_name(self.told_by)}", self.told_by)
         if first is not None:
             on_host = f" on {first.host}" if first.host else ""
             text = f"rank {first.number} of {self.reports.size}{on_host}: {first.how()}"
-            return Outcome(first.exit_status(), text, self.told_by, explained=self._is_told(first.why), first=first)
+            return Outcome(first.exit_status(), text, self.told_by, first=first, alike=self.reports.alike)
         if not failed:
             return Outcome(0, "", alone=len(ranks) if len(ranks) > 1 and all(rank.alone for rank in ranks.values()) else 0)
         how = f"killed by {signal_name(-status)}" if status < 0 else f"exit status {status}"
         began = "no rank said why" if ranks else "; ".join(["no rank began", *unknown_hosts(self.plan.other_hosts)])
         return Outcome(shell_status(status), f"mpiexec: {how}; {began}", begun=bool(ranks))
-
-    def _is_told(self, why: str) -> bool:
-        """Whether the last line says enough: ``why`` has MPICH's reason, if there is one."""
-        fatal = self.outputs[2].fatal
-        return fatal is None or fatal.text in why
 
 
 def main(folder_name: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mpicoll._launch.banners import Fatal
+from mpicoll._launch.output import Fatal
 from mpicoll._launch.reports import Reports
 from tests.support import ROOT
 
@@ -110,6 +110,19 @@ def test_the_rank_in_which_mpich_ends_the_job_is_the_cause(reports: Reports) -> 
     for told in (why(10, 1, "ValueError: x") + ended(20, 1), ended(20, -9)):  # it has said why; it was killed, and rank 1 lost it
         say(reports, begin(0, 2) + told, close=True)
         assert reports.first_cause(Fatal(1, "Fatal error in internal_Recv", 142)) is reports.ranks[0]
+
+
+def test_of_ranks_that_fail_alike_one_prints_its_traceback(reports: Reports) -> None:
+    """Their reasons may differ in numbers. A later reason of the same rank does not count."""
+    texts = ("ValueError: rank 0 of 3", "ValueError: rank 1 of 3", "ValueError: other")
+    streams = [say(reports, begin(rank, 3) + why(rank, 1, text)) for rank, text in enumerate(texts)]
+    streams[1].sendall(why(9, 1, "uncaught ValueError").encode())
+    while ready := reports._selector.select(0.1):
+        for key, _ in ready:
+            key.data()
+    assert [stream.recv(100) for stream in streams] == [b"new\n", b"known\nknown\n", b"new\n"]
+    assert reports.alike == [1]
+    assert [rank.why for rank in reports.ranks.values()] == list(texts)
 
 
 @pytest.mark.launch
