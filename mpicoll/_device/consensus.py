@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mpicoll._base import config
 from mpicoll._base.errors import MpicollError
 from mpicoll._device import streams
 from mpicoll._mpi.channel import Channel
-from mpicoll._mpi.library import MPI
 
 
 class DeviceChoices(NamedTuple):
@@ -96,14 +95,8 @@ def claimed() -> bool:
     from mpicoll._base import probe
     from mpicoll._launch.find import cuda_support
 
-    library = probe.loaded_library()
-    started: dict[str, Any] = {
-        "vendor": MPI.get_vendor()[0],
-        "library_version": MPI.Get_library_version(),
-        "library_file": library,
-        "cuda_query": probe.cuda_query(library),
-    }
-    return cuda_support.claims(started, os.environ, cuda_support.driver_loads(), thorough=False).aware
+    started = {"cuda_query": probe.cuda_query(probe.loaded_library())}
+    return cuda_support.claims(started, cuda_support.driver_loads()).aware
 
 
 @cache
