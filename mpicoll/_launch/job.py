@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from mpicoll._base.waits import STOP_S
 from mpicoll._launch.find.allocation import Allocation
 from mpicoll._launch.find.hostfile import Host
-from mpicoll._launch.find.installations import Mpi, Mpiexec
 
 LOCAL = ("localhost", "127.0.0.1")
 
@@ -70,29 +69,6 @@ class Site:
     def reads_allocation(self) -> bool:
         """Whether mpiexec reads the allocation of the scheduler by itself; Note [Who reads the allocation] in _launch/plan.py."""
         return self.allocation is not None and self.allocation.scheduler == "Slurm"
-
-
-@dataclass(frozen=True)
-class Where:
-    """Where the job runs, as far as it is known before the start."""
-
-    first_host: str
-    several_hosts: bool
-    other_hosts: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a plan is made of. counts: the ranks of each program. places: the host of each rank; None: mpiexec decides."""
-
-    mpi: Mpi
-    mpiexec: Mpiexec
-    site: Site
-    request: Request
-    programs: Sequence[Program]
-    counts: Sequence[int]
-    places: Sequence[str] | None
-    where: Where
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Runs the program of one rank: ``python -m mpicoll._launch.rank [options] script.py args...`` or ``... -m module args...``
 or ``... -c code args...``.
 
-    --log-dir DIR   standard output and standard error go to DIR/rank-R.log (Note [Log files] in _launch/command.py)
+    --log-dir DIR   standard output and standard error go to DIR/rank-R.log (Note [Log files] in _launch/plan.py)
     --exec          the program is an executable, not a script
 
 `mpicoll.run` starts every program by it, in a child of a process that reports how the child ends (`mpicoll._launch.monitor`).
