@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 import mpicoll._launch.run as run
 from mpicoll._base.errors import LaunchError
 from mpicoll._base.waits import STOP_S
-from mpicoll._launch.job import NOTHING_ASKED, Program
+from mpicoll._launch.job import Program
 from mpicoll._launch.pmi import Gather
 
 PLACEHOLDER = r"""
@@ -53,15 +53,14 @@ class Placeholder:
         self._pipe = open(pipe, "wb", 0)  # noqa: SIM115  until `stop`
         os.register_at_fork(after_in_child=self._pipe.close)
         answers, answer = os.pipe()
-        environ = run.job_environ(NOTHING_ASKED)
         program = Program(("sh", "-c", PLACEHOLDER, *map(str, (os.getpid(), end, answers))), size)
         with open(end), open(answers) as lines, tempfile.TemporaryFile("w+", errors="replace") as errors:
             try:
                 with open(answer) as until_mpirun_ends:
-                    plan = run.make_plan([program], NOTHING_ASKED, environ)
+                    plan, environ = run.prepare([program])
                     self._mpirun = subprocess.Popen(
-                        plan.command, env=run.full_environ(plan, environ), stdin=subprocess.DEVNULL, stdout=until_mpirun_ends,
-                        stderr=errors, start_new_session=True,
+                        plan.command, env=environ, stdin=subprocess.DEVNULL, stdout=until_mpirun_ends, stderr=errors,
+                        start_new_session=True,
                     )  # fmt: skip
                 return _variables(lines, size)
             except (LaunchError, OSError) as error:

@@ -27,7 +27,7 @@ from mpicoll._launch import supervisor
 from mpicoll._launch.arguments import PROG, parse
 from mpicoll._launch.find import allocation
 from mpicoll._launch.find.installations import find_mpi, find_mpiexec
-from mpicoll._launch.job import Plan, Program, Request, Site
+from mpicoll._launch.job import NOTHING_ASKED, Plan, Program, Request, Site
 from mpicoll._launch.plan import plan
 
 # How a launcher that `detect` tells from others is called
@@ -43,8 +43,7 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     try:
         request, programs = parse(sys.argv[1:] if argv is None else argv, prog)
         check_once(os.environ)
-        environ = job_environ(request)
-        job_plan = make_plan(programs, request, environ)
+        job_plan, environ = prepare(programs, request)
     except BrokenPipeError:  # from --help, with Python 3.11.2 for example; later ones drop it
         raise
     except (LaunchError, ValueError, OSError) as error:
@@ -99,11 +98,10 @@ def _supervise(programs: Sequence[Program], job_plan: Plan, environ: Mapping[str
     """Runs mpiexec, again after a failure if the user wants that. Returns the exit status, and prints what has ended the job."""
     watch = supervisor.Supervisor()
     while True:
-        full = full_environ(job_plan, environ)
-        outcome = watch.run(job_plan, full, request.grace_s)
+        outcome = watch.run(job_plan, environ, request.grace_s)
         if _failed_by_itself(outcome, job_plan.family, request):
             _say(f"{outcome.cause}; it is started once more")
-            outcome = watch.run(job_plan, full, request.grace_s)
+            outcome = watch.run(job_plan, environ, request.grace_s)
         if outcome.alike:
             _say(f"{ranks_in_words(outcome.alike)}: the same error, without its traceback")
         if outcome.cause:
@@ -117,7 +115,7 @@ def _supervise(programs: Sequence[Program], job_plan: Plan, environ: Mapping[str
         _say(f"restart {request.restart} of {request.max_restarts} in {delay_s:g} s")
         if number := watch.pause(delay_s):
             return 128 + number
-        job_plan = make_plan(programs, request, environ)  # another MASTER_PORT: the old one may still be taken
+        job_plan, environ = prepare(programs, request)  # another MASTER_PORT: the old one may still be taken
         _announce(job_plan, request)
 
 
@@ -130,14 +128,19 @@ def _failed_by_itself(outcome: supervisor.Outcome, family: str, request: Request
     return family == "openmpi" and outcome.status == supervisor.NOT_STARTED and not outcome.begun and not of_the_user
 
 
-def make_plan(programs: Sequence[Program], request: Request, environ: Mapping[str, str]) -> Plan:
-    """The mpiexec command for ``programs``. Raises LaunchError or ValueError; the message names the remedy."""
+def prepare(programs: Sequence[Program], request: Request = NOTHING_ASKED) -> tuple[Plan, dict[str, str]]:
+    """The mpiexec command for ``programs``, and its environment. Raises LaunchError or ValueError; the message names the remedy.
+
+    `ADDED` lists the additions, so that a job started by a rank can tell them from settings.
+    """
+    environ = _environ(request)
     mpi = find_mpi(request.mpi, environ)
-    mpiexec = find_mpiexec(mpi, environ, request.mpi)
-    return plan(programs, mpi, mpiexec, this_site(environ), request)
+    job_plan = plan(programs, mpi, find_mpiexec(mpi, environ, request.mpi), this_site(environ), request)
+    added = {ADDED: "\n".join(f"{name}={value}" for name, value in job_plan.added.items())}
+    return job_plan, {**environ, **job_plan.added, **added}
 
 
-def job_environ(request: Request) -> dict[str, str]:
+def _environ(request: Request) -> dict[str, str]:
     """The environment of a new job: ours without variables of a job that this process may be part of, plus -x NAME=VALUE."""
     environ = without_job(os.environ)
     if not environ.get("HOME"):
@@ -149,11 +152,6 @@ def job_environ(request: Request) -> dict[str, str]:
         elif name not in environ:
             raise LaunchError(f"-x {name}: that variable is not set here; set it, or write -x {name}=VALUE")
     return environ
-
-
-def full_environ(job_plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of mpiexec. `ADDED` lists the additions, so that a job started by a rank can tell them from settings."""
-    return {**environ, **job_plan.added, ADDED: "\n".join(f"{name}={value}" for name, value in job_plan.added.items())}
 
 
 def spell(job_plan: Plan) -> str:

@@ -35,7 +35,7 @@ from mpicoll._base.errors import LaunchError, MpicollError
 from mpicoll._base.waits import STOP_S
 from mpicoll._launch import arguments, spawn_rank
 from mpicoll._launch.find import ask
-from mpicoll._launch.job import NOTHING_ASKED, Program
+from mpicoll._launch.job import Program
 from mpicoll._launch.reports import Rank, signal_name
 from mpicoll._launch.supervisor import Outcome
 
@@ -291,10 +291,8 @@ def _pickled(task: tuple[Any, ...], interactive: bool) -> bytes:
 
 
 def _start(folder: Path, nprocs: int) -> subprocess.Popen[bytes]:
-    environ = run.job_environ(NOTHING_ASKED)
-    job_plan = run.make_plan([Program(_command("spawn_rank", folder), nprocs)], NOTHING_ASKED, environ)
+    job_plan, environ = run.prepare([Program(_command("spawn_rank", folder), nprocs)])
     (folder / "plan").write_bytes(pickle.dumps((os.getpid(), job_plan)))
-    environ = run.full_environ(job_plan, environ)
     # In a session of its own: a Ctrl-C reaches this process only, which ends the job (`SpawnContext.join`).
     return subprocess.Popen(_command("supervisor", folder), env=environ, stdin=subprocess.DEVNULL, start_new_session=True)
 
