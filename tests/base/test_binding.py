@@ -4,7 +4,6 @@ import pytest
 
 from mpicoll._base import binding, cpus
 from mpicoll._base.launcher import Launch
-from mpicoll._launch.doctor.checks import check_binding
 from tests.support import is_open_mpi, launch
 
 OPEN_MPI = Launch("openmpi", 0, 2, 0, 2)
@@ -97,18 +96,6 @@ def test_cores_are_left_over(launcher: str, remedy: str) -> None:
     assert f"{launcher} has bound this rank to one core (CPU 3)" in text
     assert "8 are there for 2 ranks" in text
     assert remedy in text
-    (finding,) = check_binding(launched, ONE, 8)
-    assert (finding.state, finding.topic) == ("note", "binding")
-    assert "bound each rank to one core" in finding.text
-    assert remedy in finding.remedy
-
-
-def test_the_doctor_on_ranks_that_need_nothing() -> None:
-    assert check_binding(None, ONE, None) == []
-    assert check_binding(OPEN_MPI, TWO, 8) == []
-    assert check_binding(OPEN_MPI, ONE, 1) == []  # the whole host is one core
-    (finding,) = check_binding(OPEN_MPI, ONE, 2)
-    assert finding.state == "ok"
 
 
 def test_cores_for_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

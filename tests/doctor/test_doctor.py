@@ -63,10 +63,6 @@ APART = {**JOB, "shared_memory_size": 1}  # containers that do not share memory:
         (doctor.check_job, [launched("slurm", 4, 4), SINGLETONS], ["fail"], ALONE, "--mpi=pmix"),
         (doctor.check_job, [launched("openmpi", 3, 2), APART], ["ok", "note"], "", "--ipc=host"),
         (doctor.check_shared_memory, ["/no/such/folder"], ["fail"], "", ""),
-        (doctor.check_threads, [{}, None, 8, 8], ["ok"], "", ""),
-        (doctor.check_threads, [{}, launched("openmpi", 4, 4), 8, 2], ["ok"], "", ""),
-        (doctor.check_threads, [{}, launched("openmpi", 4, 4), 8, 4], ["note"], "", "^OMP_NUM_THREADS=2$"),
-        (doctor.check_threads, [{}, launched("openmpi", 4, 4), 2, 1], ["note"], "", ""),
     ],
 )
 def test_a_check(check: Callable[..., list[Finding]], facts: list[Any], states: list[str], text: str, remedy: str) -> None:
@@ -128,7 +124,7 @@ def test_alone() -> None:
     assert report["works"] is True
     assert report["facts"]["mpi"]["thread_level"] in ("SERIALIZED", "MULTIPLE")
     topics = {finding["topic"] for finding in report["findings"]}
-    assert topics >= {"python", "torch", "MPI", "MPI threads", "mpiexec", "GPU", "CUDA-aware MPI", "shared memory", "threads"}
+    assert topics >= {"python", "torch", "MPI", "MPI threads", "mpiexec", "GPU", "CUDA-aware MPI", "shared memory"}
 
 
 @pytest.mark.launch

@@ -117,8 +117,8 @@ def examine(environ: Mapping[str, str], launch: Launch | None = None, job: Mappi
     report.findings += check_gpus(torch, verdict, environ)
     report.findings += check_shared_memory(SHARED_MEMORY)
     available = None if launch is None else binding.cores_for_ranks(launch, environ)
-    report.findings += check_binding(launch, allowed(), available)
-    report.findings += check_threads(os.environ, launch, max(usable_cores(), available or 0), torch.get("threads"))
+    if advice := binding.advice(launch, allowed(), available, waits_busily=False):
+        report.findings.append(Finding("note", "binding", advice))
     report.facts["cores"] = usable_cores()
     return report
 
@@ -287,32 +287,3 @@ def check_shared_memory(path: str) -> list[Finding]:
         remedy = "enlarge it before moving large tensors between ranks of one host (docker --shm-size=8g)"
         return [Finding("note", "shared memory", f"{text}; little", remedy=remedy)]
     return [Finding("ok", "shared memory", text)]
-
-
-def check_binding(launch: Launch | None, mask: set[int], available: int | None) -> list[Finding]:
-    """Whether the launcher has bound each rank to one core. mask: of this rank; available: cores for the ranks of this host."""
-    if launch is None or not binding.is_bound(mask) or available == 1:
-        return []
-    text = f"{launch.launcher} has bound each rank to one core (this one to CPU {min(mask)})"
-    if available is None or launch.local_size is None or available <= launch.local_size:
-        return [Finding("ok", "binding", f"{text}; no other core is known to be free for them")]
-    text += f"; {available} are there for {launch.local_size} rank{'s' * (launch.local_size > 1)} on this host"
-    return [Finding("note", "binding", text, remedy=binding.remedy(launch, available))]
-
-
-def check_threads(environ: Mapping[str, str], launch: Launch | None, cores: int, threads: int | None) -> list[Finding]:
-    """Threads of all ranks on this host, compared with its cores."""
-    setting = f"OMP_NUM_THREADS={environ['OMP_NUM_THREADS']}" if "OMP_NUM_THREADS" in environ else "OMP_NUM_THREADS unset"
-    count = "an unknown number of threads" if threads is None else f"{threads} thread{'s' * (threads > 1)}"
-    each = f"torch uses {count} in a process"
-    ranks = launch.local_size if launch is not None else None
-    if ranks is None or threads is None:
-        text = f"{cores} usable cores; {each} ({setting}); mpicoll.run divides the cores among the ranks"
-        return [Finding("ok", "threads", text)]
-    text = f"{ranks} ranks here with {threads} thread{'s' * (threads > 1)} each on {cores} usable core{'s' * (cores > 1)}"
-    if ranks * threads > cores and threads > 1:
-        remedy = f"OMP_NUM_THREADS={binding.share(cores, ranks)}"
-        return [Finding("note", "threads", f"{text} ({setting}): more than the cores; expect slow ranks", remedy=remedy)]
-    if ranks > cores:
-        return [Finding("note", "threads", f"{text} ({setting}): more ranks than cores; right for tests, slow for work")]
-    return [Finding("ok", "threads", f"{text} ({setting})")]
