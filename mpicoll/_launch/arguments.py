@@ -12,7 +12,6 @@ As in torchrun, long options may have underscores."""
 from __future__ import annotations
 
 import argparse
-import contextlib
 import difflib
 import functools
 import math
@@ -23,8 +22,6 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
-from importlib.machinery import PathFinder
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -50,21 +47,17 @@ exit status: that of the rank that failed first (128 + N: killed by signal N), a
 standard error names that rank and the cause. 2: nothing was started"""
 
 MEETING = "MPI brings the ranks together"
-# Options of torchrun that have no effect: number of words that follow, and the reason.
-ACCEPTED: dict[str, tuple[int, str]] = {
-    "--standalone": (0, MEETING),
-    "--rdzv-backend": (1, MEETING),
-    "--rdzv-endpoint": (1, MEETING),
-    "--rdzv-id": (1, MEETING),
-    "--rdzv-conf": (1, MEETING),
-    "--local-addr": (1, MEETING),
-    "--monitor-interval": (1, "mpiexec watches the ranks"),
-    "--start-method": (1, "mpiexec starts the ranks"),
-    "--role": (1, "ranks have no roles"),
-    "--event-log-handler": (1, "no events are recorded"),
-}
 LOG_DIR = "use --log-dir DIR, which writes one file for each rank"
-REPLACED = {
+# Options of torchrun, mpirun and mpiexec that have no effect here: the reason. `FLAGS` have no value.
+FLAGS = ("--standalone",)
+ACCEPTED = {
+    **dict.fromkeys((*FLAGS, "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--local-addr"), MEETING),
+    "--monitor-interval": "mpiexec watches the ranks",
+    "--start-method": "mpiexec starts the ranks",
+    "--role": "ranks have no roles",
+    "--event-log-handler": "no events are recorded",
+}
+REPLACED = {  # those that have another name here
     **dict.fromkeys(("-r", "--redirects", "-t", "--tee", "--local-ranks-filter"), LOG_DIR),
     **dict.fromkeys(("-ppn", "--ppn", "-perhost", "--npernode", "-npernode"), "use -N K"),
     **dict.fromkeys(("-f", "--machinefile", "-machinefile"), "use --hostfile FILE"),
@@ -220,12 +213,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_accepted(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(accepted=[])
-    for name, (length, _) in ACCEPTED.items():
-        noted: dict[str, Any] = {"action": "append_const", "const": name}
-        if length:
-            noted = {"action": "append", "type": lambda _, name=name: name}
-        parser.add_argument(name, dest="accepted", default=argparse.SUPPRESS, help=argparse.SUPPRESS, **noted)
+    for name in ACCEPTED:
+        action = "store_true" if name in FLAGS else "store"
+        parser.add_argument(name, action=action, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     parser.add_argument("--node-rank", type=first_node, help=argparse.SUPPRESS)
 
 
@@ -327,7 +317,7 @@ def _check_later(parser: argparse.ArgumentParser, later: Iterable[argparse.Names
 
 def _request(read: argparse.Namespace, notes: list[str]) -> Request:
     variables = {"MASTER_ADDR": read.master_addr, "MASTER_PORT": read.master_port, "MPICOLL_BACKEND": read.backend}
-    notes += _accepted(read.accepted)
+    notes += _accepted(read)
     if read.log_dir is not None:
         tag = "; --tag-output marks lines on the terminal only" if read.tag_output else ""
         read.tag_output, read.log_dir = False, os.path.abspath(read.log_dir)
@@ -340,12 +330,11 @@ def _request(read: argparse.Namespace, notes: list[str]) -> Request:
     return Request(**typed, notes=tuple(notes))
 
 
-def _accepted(options: Iterable[str]) -> list[str]:
+def _accepted(read: argparse.Namespace) -> list[str]:
     """A sentence for each reason why options have no effect."""
-    by_reason: dict[str, list[str]] = {}
-    for option in dict.fromkeys(options):
-        by_reason.setdefault(ACCEPTED[option][1], []).append(option)
-    return [f"{', '.join(names)}: without effect, {reason}" for reason, names in by_reason.items()]
+    names = [name for name in ACCEPTED if hasattr(read, name[2:].replace("-", "_"))]
+    reasons = dict.fromkeys(ACCEPTED[name] for name in names)
+    return [f"{', '.join(name for name in names if ACCEPTED[name] == reason)}: without effect, {reason}" for reason in reasons]
 
 
 # --- the programs -----------------------------------------------------------------------------------------------------
@@ -370,8 +359,8 @@ def _program(
         flags, kind, words = drop_python(words)
     if kind == "-c" and words[0].isdigit():  # the number of ranks in some versions of mpirun
         parser.error(f"-c {words[0]}: -c takes the text of a program; use -n {words[0]} for a number of ranks")
-    if request.hosts is None and not (kind == "-m" and any("PYTHONPATH" in item for item in read.export)):
-        _check_exists(words[0], read.no_python, kind)
+    if request.hosts is None and not kind:
+        _check_exists(words[0], read.no_python)
     to_file = [] if log_dir is None else ["--log-dir", log_dir]
     how = ["--exec"] if read.no_python else [kind] if kind else []
     # -u, as in torchrun: output does not stay in a buffer, where it is lost if the job is killed
@@ -405,23 +394,13 @@ def drop_python(words: Sequence[str]) -> tuple[tuple[str, ...], str, list[str]]:
     return tuple(flags), "", rest
 
 
-def _check_exists(program: str, no_python: bool, kind: str) -> None:
-    """Raises LaunchError for a program that is missing here. Otherwise N ranks would each print "can't open file".
-
-    Of a module only the first package is looked for: to look further would import it, which may start MPI.
-    """
+def _check_exists(program: str, no_python: bool) -> None:
+    """Raises LaunchError for a program that is missing here. Otherwise it would be missed by N ranks."""
     if no_python and shutil.which(program) is None:
         raise LaunchError(f"{program}: no such program in PATH or here")
-    if kind == "-m":
-        package = program.partition(".")[0]
-        with contextlib.suppress(ValueError):  # no name of a module; Python will say so
-            if PathFinder.find_spec(package, [os.getcwd()]) is None and find_spec(package) is None:
-                raise LaunchError(f"-m {program}: this Python has no module {package}, and there is none in {os.getcwd()}")
-    if kind or no_python:
-        return
-    if not Path(program).exists():
+    if not no_python and not Path(program).exists():
         raise LaunchError(f"{program}: no such file in {os.getcwd()}; a module is started by -m, another program by --no-python")
-    if Path(program).is_dir() and not Path(program, "__main__.py").exists():
+    if not no_python and Path(program).is_dir() and not Path(program, "__main__.py").exists():
         raise LaunchError(f"{program}: a folder without a __main__.py; give the script in it")
 
 
