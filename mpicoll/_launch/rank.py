@@ -34,7 +34,7 @@ TRIFLE_S = 0.1  # processor time of a child that has not started MPI: the CUDA w
 
 def main(words: list[str]) -> None:
     """Runs the program, and ends the process as ``python words...`` does. Ends the job too if MPI has not started."""
-    choose_threads()
+    _choose_threads()
     open_mpi_settings.provide()
     monitor.start()
     if logs := words[0] == "--log-dir":
@@ -43,7 +43,7 @@ def main(words: list[str]) -> None:
     if words[0] == "--exec":
         last_words.returned()  # what an executable does cannot be told from its exit status
         os.execvp(words[1], words[1:])
-    prepare_output()
+    _prepare_output()
     _tell_of_exit()
     try:
         if words[0] == "-m":
@@ -123,7 +123,7 @@ def _alone() -> bool:
     return spent.children_user + spent.children_system < TRIFLE_S
 
 
-def choose_threads() -> None:
+def _choose_threads() -> None:
     """Sets OMP_NUM_THREADS to this rank's share of the cores unless the user has set it. Call it before torch is imported."""
     threads = binding.threads(os.environ, cpus.allowed(), launcher.detect())
     if threads is not None and not any(name in os.environ for name in launcher.THREAD_SETTINGS):
@@ -141,7 +141,7 @@ def _redirect(folder: str) -> None:
     os.close(file)
 
 
-def prepare_output() -> None:
+def _prepare_output() -> None:
     """Lets a crash print where the program is, and writes each line in one piece.
 
     `python -u` writes the end of a line on its own. Hydra passes on, and tags, the pieces that it reads, so the lines of two

@@ -291,13 +291,15 @@ def _pickled(task: tuple[Any, ...], interactive: bool) -> bytes:
 
 
 def _start(folder: Path, nprocs: int) -> subprocess.Popen[bytes]:
-    job_plan, environ = run.prepare([Program(_command("spawn_rank", folder), nprocs)])
+    program = f"from mpicoll._launch.spawn_rank import main; main({str(folder)!r})"
+    job_plan, environ = run.prepare([Program(_command("rank", ["-c", program]), nprocs)])
     (folder / "plan").write_bytes(pickle.dumps((os.getpid(), job_plan)))
     # In a session of its own: a Ctrl-C reaches this process only, which ends the job (`SpawnContext.join`).
-    return subprocess.Popen(_command("supervisor", folder), env=environ, stdin=subprocess.DEVNULL, start_new_session=True)
+    return subprocess.Popen(_command("supervisor", str(folder)), env=environ, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
-def _command(module: str, folder: Path) -> tuple[str, ...]:
+def _command(module: str, argument: str | list[str]) -> tuple[str, ...]:
+    """Runs ``main`` of this module of the launcher."""
     where = str(Path(__file__).resolve().parents[2])
-    code = f"import sys; sys.path.append({where!r}); from mpicoll._launch.{module} import main; main({str(folder)!r})"
+    code = f"import sys; sys.path.append({where!r}); from mpicoll._launch.{module} import main; main({argument!r})"
     return arguments.python(), "-u", "-c", code

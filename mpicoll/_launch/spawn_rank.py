@@ -1,4 +1,7 @@
-"""A rank that `mpicoll.spawn` has started: steps [3] to [5] of `mpicoll._launch.spawn`. Needs no torch: the script may not."""
+"""The program of a rank that `mpicoll.spawn` has started: steps [3] to [5] of `mpicoll._launch.spawn`.
+
+`mpicoll._launch.rank` runs it. It needs no torch: the script may not.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,7 @@ from pathlib import Path
 
 from mpicoll._base import last_words, launcher
 from mpicoll._base.errors import LaunchError
-from mpicoll._launch import monitor
-from mpicoll._launch.rank import abort_job, choose_threads, exit_status, prepare_output
+from mpicoll._launch.rank import abort_job, exit_status
 
 importing = False  # True while this rank imports the script: a spawn call then lacks its `if __name__` guard
 
@@ -21,12 +23,9 @@ importing = False  # True while this rank imports the script: a spawn call then 
 def main(folder_name: str) -> None:
     """The program of each rank. After a failure it skips MPI_Finalize, which would wait for the other ranks."""
     global importing
-    choose_threads()
-    monitor.start()
     launch = launcher.detect()
     if launch is None:
         raise LaunchError("this rank was not started by mpiexec")
-    prepare_output()
     launcher.provide_torch_variables()
     folder = Path(folder_name)
     (folder / f"pid-{launch.rank}").write_text(str(os.getpid()))
@@ -46,7 +45,6 @@ def main(folder_name: str) -> None:
         last_words.why_error(error, status)
     if status == 0:
         (folder / f"done-{launch.rank}").write_bytes(returned)
-        last_words.returned()
         return
     sys.stdout.flush()
     sys.stderr.flush()
