@@ -96,7 +96,7 @@ def claimed() -> bool:
     from mpicoll._launch.find import cuda_support
 
     started = {"cuda_query": probe.cuda_query(probe.loaded_library())}
-    return cuda_support.claims(started, cuda_support.driver_loads()).aware
+    return cuda_support.claims(started, cuda_support.driver_loads()).moves
 
 
 @cache
@@ -104,4 +104,4 @@ def proven() -> bool:
     """True if a trial job of two ranks on this host could send GPU memory. It runs once and takes some seconds."""
     from mpicoll._launch.find import cuda_support
 
-    return cuda_support.verdict(cuda_support.prove(os.environ)).moves
+    return cuda_support.prove(os.environ).moves

@@ -24,14 +24,14 @@ from mpicoll._launch.find.ask import Ended, run
 from mpicoll._launch.find.probe_cuda import BEGUN, PASSED, WRONG
 
 PROBE = Path(__file__).parent / "probe_cuda.py"
-LAST_MOVE, REDUCTION = "all_gather of uneven sizes", "all_reduce"  # the last trials of probe_cuda.py: of moves, and of reductions
+LAST = "all_gather of uneven sizes"  # of the trials of probe_cuda.py
 
 
 @dataclass(frozen=True)
-class Claim:
-    """Whether a library says that it is CUDA-aware. evidence: sentences."""
+class Verdict:
+    """Whether MPI takes GPU memory: in messages, and in collectives that do not reduce. evidence: sentences."""
 
-    aware: bool
+    moves: bool
     evidence: tuple[str, ...] = ()
 
 
@@ -42,18 +42,13 @@ class Proof:
     passed: tuple[str, ...] = ()
     failed: str = ""
 
+    @property
+    def moves(self) -> bool:
+        return self.passed[-1:] == (LAST,)
+
     def __str__(self) -> str:
         words = f"two ranks sent GPU memory here: {', '.join(self.passed)}" if self.passed else "no trial passed"
         return f"{words}; {self.failed}" if self.failed else words
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Operations of MPI that may get GPU memory. moves: messages, and collectives that do not reduce. reduces: reductions too."""
-
-    moves: bool
-    reduces: bool
-    evidence: tuple[str, ...] = ()
 
 
 def driver_loads() -> bool:
@@ -75,30 +70,24 @@ def decide(started: Mapping[str, Any], environ: Mapping[str, str], driver: bool)
     claim = claims(started, driver)
     override = config.get("MPICOLL_CUDA_AWARE", environ)
     if override is not None:
-        return Verdict(bool(override), False, (f"MPICOLL_CUDA_AWARE={int(override)} decides", *claim.evidence))
-    if not claim.aware:
-        return Verdict(False, False, claim.evidence)
-    proven = verdict(prove(environ))
-    return Verdict(proven.moves, proven.reduces, (*claim.evidence, *proven.evidence))
-
-
-def verdict(proof: Proof) -> Verdict:
-    """The verdict of a trial alone."""
-    reduces = REDUCTION in proof.passed
-    return Verdict(reduces or proof.passed[-1:] == (LAST_MOVE,), reduces, (str(proof),))
+        return Verdict(bool(override), (f"MPICOLL_CUDA_AWARE={int(override)} decides", *claim.evidence))
+    if not claim.moves:
+        return claim
+    proof = prove(environ)
+    return Verdict(proof.moves, (*claim.evidence, str(proof)))
 
 
 # -- the claim of a library --------------------------------------------------------------------------------------------
 
 
-def claims(started: Mapping[str, Any], driver: bool) -> Claim:
+def claims(started: Mapping[str, Any], driver: bool) -> Verdict:
     """What the library says of itself. It is never enough: Open MPI 4 always answers 1, and settings of the user count, too."""
     answers: Mapping[str, int] = started.get("cuda_query") or {}
     evidence = [f"{name}() answers {answer}" for name, answer in answers.items()] or ["this MPI has no function that says it"]
     evidence.append(
         "the CUDA driver's library (libcuda.so.1) loads" if driver else "no CUDA driver here (libcuda.so.1 does not load)"
     )
-    return Claim(driver and (not answers or max(answers.values()) > 0), tuple(evidence))
+    return Verdict(driver and (not answers or max(answers.values()) > 0), tuple(evidence))
 
 
 # -- the trial ---------------------------------------------------------------------------------------------------------

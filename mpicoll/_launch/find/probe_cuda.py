@@ -68,7 +68,6 @@ class Trials:
             "broadcast": self.broadcast,
             "all_gather": self.all_gather,
             "all_gather of uneven sizes": self.all_gather_uneven,
-            "all_reduce": self.all_reduce,
         }
 
     def passes(self, trial: Callable[[], bytes]) -> bool:
@@ -114,18 +113,12 @@ class Trials:
         self.comm.Allgatherv(self.part(self.sent, counts[self.rank]), target)
         return pattern(0, counts[0]) + pattern(1, counts[1])
 
-    def all_reduce(self) -> bytes:
-        """The library's own sum of GPU memory."""
-        sent, received = (self.mpi.buffer.fromaddress(address, LARGE) for address in (self.sent, self.received))
-        self.comm.Allreduce([sent, LARGE // 4, self.mpi.INT32_T], [received, LARGE // 4, self.mpi.INT32_T], self.mpi.SUM)
-        return bytes(map(sum, zip(pattern(0, 8), pattern(1, 8), strict=True))) * (LARGE // 8)
-
     def part(self, address: int, nbytes: int) -> list[Any]:
         return [self.mpi.buffer.fromaddress(address, nbytes), nbytes, self.mpi.BYTE]
 
 
 def pattern(rank: int, nbytes: int) -> bytes:
-    """Bytes that tell the rank. Two of its int32 values add up byte by byte, without a carry."""
+    """Bytes that tell the rank."""
     return bytes([1 + rank, 7, 3, 2 + rank, 9, 5 + rank, 1, 4]) * (nbytes // 8)
 
 
