@@ -21,11 +21,11 @@ import contextlib
 import json
 import mmap
 import os
-import re
 import select
 import struct
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -36,10 +36,7 @@ PIPE = "_MPICOLL_PIPE"  # for processes that the rank starts: its file descripto
 
 TRACEBACK = "Traceback (most recent call last):"  # a line of the message of an error from another process ends so
 
-# The rank that an OperationTimeout names first. Another error may have its words: that of DDP's backward, say.
-MISSING = re.compile(
-    r"OperationTimeout: .*?\b[Rr]ank (\d+)(?:, \d+)*,? (?:(?:has|did) not come|cannot come|is (?:the |an)other side|which has)"
-)
+_about: deque[tuple[str, int]] = deque(maxlen=100)  # see `about`
 
 LONGEST = 1000  # characters; a write to a pipe of up to 4096 bytes is one piece
 
@@ -144,11 +141,25 @@ def cause(text: str) -> str:
     return (ends or lines or [""])[0]
 
 
+def about(rank: int, sentence: str) -> str:
+    """Notes the rank of the world that has not come, about which an error will say this. Returns the sentence."""
+    _about.append((sentence, rank))
+    return sentence
+
+
+def late(ranks: Sequence[int], limit_s: float) -> str:
+    """Says that ranks of the world have not come in time."""
+    return about(ranks[0], f"rank {', '.join(map(str, ranks))} did not come within the timeout of {limit_s:g} s")
+
+
 def of_error(error: BaseException) -> tuple[str, tuple[int, bool] | None]:
-    """Returns what an uncaught exception says, with its type, and the rank that has not come in time, if it names one."""
+    """Returns what an uncaught exception says, with its type, and the rank that has not come in time, if it is about one.
+
+    An error of torch may quote ours: that of DDP's backward, say.
+    """
     text = cause(f"{type(error).__name__}: {error}".rstrip(": "))
-    missing = MISSING.search(text)
-    return (text, None) if missing is None else (f"has not come: {text}", (int(missing[1]), False))
+    absent = next((rank for sentence, rank in list(_about)[::-1] if sentence in text), None)
+    return (text, None) if absent is None else (f"has not come: {text}", (absent, False))
 
 
 def why_error(error: BaseException, status: int) -> bool:

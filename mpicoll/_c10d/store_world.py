@@ -68,11 +68,11 @@ def _store(method: str, rank: int, size: int, limit_s: float) -> Any:
     except DistError as error:
         if rank == 0:
             raise
-        raise _late("0", limit_s, f" ({error})") from error
+        raise _late([0], limit_s, f" ({error})") from error
 
 
-def _late(ranks: str, limit_s: float, why: str = "") -> OperationTimeout:
-    return OperationTimeout(f"init_process_group: Timed out: rank {ranks} did not come within the timeout of {limit_s:g} s{why}")
+def _late(ranks: list[int], limit_s: float, why: str = "") -> OperationTimeout:
+    return OperationTimeout(f"init_process_group: Timed out: {last_words.late(ranks, limit_s)}{why}")
 
 
 class Gather:
@@ -103,7 +103,7 @@ class StoreWorld:
         self._key, hosts = self._meet(store, host, limit_s)
         missing = sorted(set(range(size)) - hosts.keys())
         if missing:
-            raise _late(", ".join(map(str, missing)), limit_s)
+            raise _late(missing, limit_s)
         self._hosts = [hosts[rank] for rank in range(size)]
         self._gather: Any = Gather(PrefixStore(self._key, store), rank, size)
         self._liveness.start()
@@ -126,7 +126,7 @@ class StoreWorld:
             except (OSError, ValueError, RuntimeError) as error:  # of an earlier start of this job; RuntimeError: of the store
                 reason = f"{address[0]}: {error}"
                 time.sleep(SHORT_LOOK_S)
-        raise _late("0", limit_s, f" ({reason})")
+        raise _late([0], limit_s, f" ({reason})")
 
     def connect(self, vendor: str) -> None:
         """[3]"""

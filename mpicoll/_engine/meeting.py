@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from mpicoll._base import last_words
 from mpicoll._base.torch_errors import OperationTimeout
 from mpicoll._base.waits import ANSWER_OF_FIRST_S
 from mpicoll._mpi.backoff import Backoff
@@ -42,10 +43,8 @@ def meet(
     else:
         missing, found = _report(group, value, limit_s + ANSWER_OF_FIRST_S)
     if missing:
-        ranks = ", ".join(str(group.global_ranks[rank]) for rank in (missing if all_named else missing[:1]))
-        error = OperationTimeout(
-            f"{group.where(operation)}: Timed out: rank {ranks} did not come within the timeout of {limit_s:g} s"
-        )
+        ranks = [group.global_ranks[rank] for rank in (missing if all_named else missing[:1])]
+        error = OperationTimeout(f"{group.where(operation)}: Timed out: {last_words.late(ranks, limit_s)}")
         group.fail(error)
         raise error
     return found

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
-from mpicoll._base import processes
+from mpicoll._base import last_words, processes
 from mpicoll._base.processes import ENDED, RUNS
 from mpicoll._base.waits import PATIENCE_S
 from mpicoll._faults import exit_handshake, inquiries
@@ -83,9 +83,10 @@ def _absent(group: GroupState, rank: int, known: Rank) -> Absent:
     return Absent(rank, f"its process {known.pid} {state}; up to a second before that {last}", state == ENDED, state == ENDED)
 
 
-def described(absent: Iterable[Absent], verb: str = "has not come") -> str:
+def described(absent: Sequence[Absent], verb: str = "has not come") -> str:
     """Returns a sentence for each of these ranks; empty if there are none."""
-    return ". ".join(f"Rank {rank} {verb}: {words}" for rank, words, *_ in absent)
+    said = ". ".join(f"Rank {rank} {verb}: {words}" for rank, words, *_ in absent)
+    return last_words.about(absent[0].rank, said) if absent else ""
 
 
 def of_group(group: GroupState) -> str:

@@ -30,6 +30,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NoReturn
 
+from mpicoll._base import last_words
 from mpicoll._base.torch_errors import OperationTimeout
 from mpicoll._base.waits import ANSWER_S, LEAST_MEETING_S, NEXT_S, PATIENCE_AT_START_S, PATIENCE_S, SHORT_LOOK_S
 from mpicoll._faults import time_limit
@@ -246,11 +247,10 @@ class _RollCall:
 
     def _error(self, missing: Sequence[int], reason: str, limit_s: float) -> OperationTimeout:
         self._keep_for_finalize()
-        ranks = ", ".join(map(str, missing))
         if reason:
-            text = f"rank {ranks} cannot come: {reason}"
+            text = last_words.about(missing[0], f"rank {', '.join(map(str, missing))} cannot come: {reason}")
         elif missing:
-            text = f"Timed out: rank {ranks} did not come within the timeout of {limit_s:g} s"
+            text = f"Timed out: {last_words.late(missing, limit_s)}"
         else:
             text = f"Timed out: no end within the timeout of {limit_s:g} s, although all ranks have come"
         return OperationTimeout(f"{self._where()}: {text}")

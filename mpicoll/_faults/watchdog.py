@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from mpicoll._base import facts, waits
+from mpicoll._base import facts, last_words, waits
 from mpicoll._base.torch_errors import GroupDestroyed, OperationTimeout
 from mpicoll._base.waits import ASK_AFTER_S, BLOCKED_S, LOOK_S, MOST_PATIENCE_S, PATIENCE_S, SHORT_LOOK_S, STACK_S
 from mpicoll._faults import culprits, current_call, exit_handshake, inquiries, stacks
@@ -264,7 +264,8 @@ class Watchdog:
                     if survivors.possible():
                         exit_handshake.ask(rank, Question("", DISMISSED))  # so that the others get PeerLost
                     else:
-                        _give_up(each, f"waits for rank {rank}, {answer.left}", [Absent(rank, answer.words, True)])
+                        what = last_words.about(rank, f"waits for rank {rank}, {answer.left}")
+                        _give_up(each, what, [Absent(rank, answer.words, True)])
 
     def _ask(self, waiting: Sequence[Waiting], now: float) -> None:
         """Asks the ranks that calls wait for; of those on this node only whether their programs have ended."""

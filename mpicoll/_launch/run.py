@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import shlex
 import socket
 import sys
@@ -144,7 +143,7 @@ def _environ(request: Request) -> dict[str, str]:
     """The environment of a new job: ours without variables of a job that this process may be part of, plus -x NAME=VALUE."""
     environ = without_job(os.environ)
     if not environ.get("HOME"):
-        environ["HOME"] = home()
+        environ["HOME"] = os.path.expanduser("~").replace("~", "/")  # without it Open MPI does not start; "/": there is none
     for item in request.exported:
         name, equals, value = item.partition("=")
         if equals:
@@ -177,11 +176,3 @@ def this_site(environ: Mapping[str, str]) -> Site:
         allocation.find(environ),
         (launch := detect(os.environ)) is not None and launch.launcher == "slurm",
     )
-
-
-def home() -> str:
-    """The home folder of this user, without which Open MPI does not start; "/" if there is none."""
-    try:
-        return pwd.getpwuid(os.getuid()).pw_dir
-    except KeyError:  # a container that runs as a number
-        return "/"

@@ -82,25 +82,17 @@ def test_the_line_of_an_error_that_says_what_happened(text: str, cause: str) -> 
     assert last_words.cause(text) == cause
 
 
-@pytest.mark.parametrize(
-    ("text", "rank"),
-    [
-        (
-            "all_reduce on group '0' (rank 0 of 2): Timed out: no end within the timeout of 4 s. Rank 1 has not come: it is in",
-            1,
-        ),
-        ("irecv on group '0' (rank 0 of 2): it can never end: Rank 13 is the other side: its program has ended", 13),
-        ("recv on group '0' (rank 0 of 2): Timed out: no end. It waits for any rank. Rank 1 is another side: its process", 1),
-        ("recv on group '0' (rank 0 of 2): it can never end: waits for rank 1, which has destroyed the group (after", 1),
-        ("new_group (rank 0 of 3): Timed out: rank 1, 2 did not come within the timeout of 3 s", 1),
-        ("new_group (rank 0 of 3): rank 2 cannot come: its program has ended", 2),
-        ("new_group (rank 0 of 2): Timed out: no end within the timeout of 3 s, although all ranks have come", None),
-    ],
-)
-def test_the_rank_that_an_error_is_about(text: str, rank: int | None) -> None:
-    said, culprit = last_words.of_error(OperationTimeout(text))
-    came = f"OperationTimeout: {text}"
-    assert (said, culprit) == ((came, None) if rank is None else (f"has not come: {came}", (rank, False)))
+def test_the_rank_that_an_error_is_about() -> None:
+    """Whoever words it notes the rank, and an error of torch may quote ours."""
+    sentence = last_words.about(13, "Rank 13 has not come: it is in barrier")
+    text = f"all_reduce on group '0' (rank 0 of 14): Timed out: no end. {sentence}"
+    for error in (OperationTimeout(text), RuntimeError(f"in backward: {text}")):
+        said = f"has not come: {type(error).__name__}: {error}"
+        assert last_words.of_error(error) == (said, (13, False))
+    late = OperationTimeout(f"new_group: {last_words.late([1, 2], 3)}")
+    assert last_words.of_error(late)[1] == (1, False)
+    other = OperationTimeout("new_group: no end within the timeout of 3 s, although all ranks have come")
+    assert last_words.of_error(other) == (f"OperationTimeout: {other}", None)
 
 
 NOW = 1000.0

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HOST = re.compile(r"(?P<name>[A-Za-z0-9_][A-Za-z0-9_.\-]*)(:(?P<slots>\d+))?")
-SLOT_KEYS = ("slots", "cpu", "cpus", "count")
-MAXIMUM_KEYS = ("max_slots", "max-slots", "maxslots")
+KEYS = ("slots", "max_slots")  # the first one that is given counts
 
 
 @dataclass(frozen=True)
@@ -61,21 +60,16 @@ def _host(words: list[str], where: str) -> Host:
     match = HOST.fullmatch(words[0])
     if not match:
         raise ValueError(f"{where}: {words[0]!r} is no host; write `node01`, `node01:4` or `node01 slots=4`")
-    slots = int(match["slots"]) if match["slots"] else None
-    maximum = None
+    numbers = {"slots": int(match["slots"])} if match["slots"] else dict[str, int]()
     for word in words[1:]:
         key, equals, value = word.partition("=")
-        if not equals or not value.isdigit() or key.lower() not in SLOT_KEYS + MAXIMUM_KEYS:
+        if not equals or not value.isdigit() or key.replace("-", "_") not in KEYS:
             raise ValueError(
                 f"{where}: {word!r} is not understood; a host may be followed by slots=N and max_slots=N only (user"
                 " names and ports belong in ~/.ssh/config)"
             )
-        if key.lower() in SLOT_KEYS:
-            slots = int(value)
-        else:
-            maximum = int(value)
-    if slots is None:
-        slots = maximum
+        numbers[key.replace("-", "_")] = int(value)
+    slots = numbers.get("slots", numbers.get("max_slots"))
     if slots == 0:
         raise ValueError(f"{where}: host {match['name']} has 0 slots; leave the line out, or give it at least 1")
     return Host(match["name"], slots)
