@@ -7,6 +7,7 @@ import sys
 import pytest
 from torch.distributed import DistBackendError, DistError
 
+import mpicoll
 from mpicoll import errors
 from tests.support import run
 
@@ -55,3 +56,10 @@ def test_tracebacks_name_the_public_module(name: str) -> None:
     """Users look for an error where its traceback says it is."""
     error = getattr(errors, name)
     assert f"{error.__module__}.{error.__qualname__}" == f"mpicoll.errors.{name}"
+
+
+@pytest.mark.parametrize("name", ["RankRaised", "RankExited"])
+def test_the_errors_of_spawn_name_the_public_module(name: str) -> None:
+    error = getattr(mpicoll, name)
+    assert f"{error.__module__}.{error.__qualname__}" == f"mpicoll.{name}"
+    assert pickle.loads(pickle.dumps(error)) is error

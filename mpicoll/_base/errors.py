@@ -9,8 +9,8 @@ class MpicollError(RuntimeError):
     __module__ = "mpicoll.errors"  # which tracebacks and pickles name
 
     def __init_subclass__(cls) -> None:
-        if cls.__module__.startswith("mpicoll._base"):
-            cls.__module__ = MpicollError.__module__
+        public = {"mpicoll._base": MpicollError.__module__, "mpicoll._launch": "mpicoll"}  # by package
+        cls.__module__ = public.get(cls.__module__.rpartition(".")[0], cls.__module__)
 
 
 class LaunchError(MpicollError):
