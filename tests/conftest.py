@@ -13,7 +13,7 @@ import gc
 import os
 import random
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import hypothesis
@@ -24,6 +24,7 @@ import torch
 from mpicoll._device import streams
 from mpicoll._mpi import abort, shared_segment
 from mpicoll.testing import _plugin
+from mpicoll.testing._reports import show
 from tests.support import session, warm, warm_server
 
 # Examples must be the same on all ranks and in every run. A body with collectives must ``agree`` before it fails, or
@@ -50,13 +51,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     _plugin.start(config)  # on one rank, too: its time limit, and what it shows of a test that hangs
-    abort.abort = session().watch.showing(abort.abort)
+    abort.abort = showing(abort.abort)
     if config.getoption("numprocesses", None):  # of pytest-xdist, whose workers inherit this environment
         os.environ[warm.ADDRESS] = warm_server()
     if config.getoption("--as-if-gpus"):
         streams.seen = lambda: True  # messages are announced, and large collectives ask; no evidence of anything more
     if config.getoption("--as-if-arm"):
         shared_segment.ORDERED = frozenset()
+
+
+def showing(end: Callable[..., None]) -> Callable[..., None]:
+    """Returns ``end``, which ends a job of several ranks. It first shows what pytest has captured."""
+    process = os.getpid()
+
+    def shown(*arguments: Any) -> None:
+        if session().side.size > 1 and os.getpid() == process:
+            session().watch.write(show(session().watch.captured()), f"[rank {session().side.rank}] ")
+        end(*arguments)
+
+    return shown
 
 
 def pytest_collection_finish() -> None:

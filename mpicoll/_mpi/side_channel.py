@@ -6,6 +6,7 @@ Nobody blocks in it: requests are tested between sleeps, so that Python threads 
 
 from __future__ import annotations
 
+import os
 import pickle
 import struct
 import time
@@ -99,8 +100,10 @@ class SideChannel:
     def _wait(self, request: MPI.Request, late: Late = ()) -> None:
         began, steps = time.monotonic(), list(late)
         while not request.Test():
-            waited = time.monotonic() - began
-            time.sleep(0 if waited < SPIN_S else SHORT_NAP_S if waited < 1 else LONG_NAP_S)
+            if (waited := time.monotonic() - began) < SPIN_S:
+                os.sched_yield()  # time.sleep(0) takes 0.05 ms
+            else:
+                time.sleep(SHORT_NAP_S if waited < 1 else LONG_NAP_S)
             if steps and waited > steps[0][0]:
                 steps.pop(0)[1]()
 

@@ -112,7 +112,7 @@ class Session:
 
         def give_up() -> None:
             rank = f"rank {self.side.rank}"
-            self.watch.give_up(f"{rank} has collected its tests, and other ranks have not {longer(COLLECTION_S):g} s later")
+            self.watch.tell(reason=f"{rank} has collected its tests, and other ranks have not {longer(COLLECTION_S):g} s later")
 
         everyone = self._exchange_at("collection", own, ((longer(COLLECTION_S), give_up),))
         if any(errors != everyone[0][1] for _, errors in everyone):
@@ -176,7 +176,7 @@ class Session:
 
         outcomes = self._exchange_at(place, own, ((PATIENCE_S, speak_up),) if own.kind == "failed" else ())
         if alone:
-            self.watch.come()
+            self.watch.tell(alone="")
         if self.side.size > 1:
             join(report, outcomes, self.side.rank, self.config)
         following = {"setup": "call" if report.passed else "teardown", "call": "teardown", "teardown": "setup"}

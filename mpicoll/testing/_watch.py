@@ -20,7 +20,6 @@ import json
 import os
 import re
 import secrets
-import selectors
 import signal
 import socket
 import sys
@@ -28,7 +27,6 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -37,8 +35,9 @@ from mpicoll._base import last_words
 from mpicoll._base.facts import ranks_in_words
 from mpicoll._base.load import longer
 from mpicoll._base.waits import ALONE_S, BLOCKED_S, CONNECT_S, LAST_REPORTS_S, STACKS_S, SUMMARY_S
+from mpicoll._launch.liveness import Connections
 from mpicoll._mpi.side_channel import SideChannel
-from mpicoll.testing._reports import name, show
+from mpicoll.testing._reports import name
 
 HIDDEN = re.compile(r"/_pytest/|/pluggy/|/pytest/__|/(hypothesis|unittest)/|<frozen |/mpicoll/(testing/_|_launch/rank|_mpi/s)")
 OWN_THREAD = "in _keep_watch"
@@ -57,59 +56,35 @@ class Watch:
         self.over = False  # the session has ended, or the job is about to
         self._ending = threading.Lock()
         self._stderr = os.dup(2)  # under capture, 2 is a temporary file
-        self._limit_s = 0.0
+        self._limit_s = self._beat_s = 0.0
         self._deadline: float | None = None
         self._alone: dict[int, tuple[float, str]] = {}  # on rank 0: ranks that have failed and wait: until when, the failure
         self._answers: dict[int, dict[str, Any]] = {}
-        self._selector = selectors.DefaultSelector()
-        self._connections: dict[int, socket.socket] = {}
-        self._heard: dict[int, bytes] = {}
+        self._connections = Connections(side.rank)
         self._lost: list[int] = []
         self._connect()
         threading.Thread(target=self._keep_watch, name="watch of the tests", daemon=True).start()
 
-    # -- the connections --
-
     def _connect(self) -> None:
         if self.side.size == 1:
             return
-        server, key = None, secrets.token_hex(16)
+        listener, key = None, secrets.token_hex(16)
         host = "127.0.0.1" if self.side.one_node else socket.gethostname()
         if self.side.rank == 0:
-            server = socket.create_server(("127.0.0.1" if self.side.one_node else "", 0), backlog=self.side.size)
-            key = f"{host} {server.getsockname()[1]} {key}"
-        host, port, key = self.side.exchange("connection", key)[0].payload.split() if server is None else key.split()
-        if server is not None:
-            self.side.exchange("connection", f"{host} {port} {key}")
-        else:
-            try:
-                self._add(0, socket.create_connection((host, int(port)), CONNECT_S))
-                self._send(0, number=self.side.rank, key=key)
-            except OSError as error:
-                self.write(f"rank {self.side.rank}: no connection to rank 0 ({host}): {error}; each rank watches itself")
-        connected = [record.payload for record in self.side.exchange("connected", bool(self._connections))]
-        if server is not None:
-            with server:
-                server.settimeout(CONNECT_S)
-                while len(self._connections) < sum(connected):
-                    connection, _ = server.accept()
-                    with connection.makefile("r") as file:
-                        said = json.loads(file.readline() or "{}")
-                    if said.get("key") == key:
-                        self._add(said["number"], connection)
-
-    def _add(self, rank: int, connection: socket.socket) -> None:
-        connection.settimeout(CONNECT_S)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._connections[rank], self._heard[rank] = connection, b""
-        self._selector.register(connection, selectors.EVENT_READ, rank)
+            listener = socket.create_server(("127.0.0.1" if self.side.one_node else "", 0), backlog=self.side.size)
+        port = None if listener is None else listener.getsockname()[1]
+        host, port, key = self.side.exchange("connection", (host, port, key))[0].payload
+        if listener is not None:
+            self._connections.accept(listener, key, host, self.side.size, CONNECT_S)
+            return
+        try:
+            self._connections.connect((host, port), key, host, 2 * CONNECT_S)
+        except (OSError, ValueError) as error:
+            self.write(f"rank {self.side.rank}: no connection to rank 0 ({host}): {error}; each rank watches itself")
 
     def _send(self, rank: int, **said: object) -> None:
-        if rank in self._connections:
-            try:
-                self._connections[rank].sendall(json.dumps(said).encode() + b"\n")
-            except OSError:  # it has ended; `_hear` learns it, too
-                return
+        if rank in self._connections.peers:
+            self._connections.send(json.dumps(said), rank)
 
     # -- called by the main thread --
 
@@ -118,40 +93,38 @@ class Watch:
         self.item = item
         self._limit_s = longer(limit_s)
         self._deadline = time.monotonic() + self._limit_s if limit_s else None
-        if limit_s:  # the end of this process would end the job, perhaps before the report of rank 0
-            alone = 0 not in self._connections
-            faulthandler.dump_traceback_later(self._limit_s + STACKS_S / 2, exit=alone, file=self._stderr)
+        if self._limit_s != self._beat_s:
+            self._beat()
+
+    def _beat(self) -> None:
+        """Lets a thread of C print the stacks if the thread of the watch gets no interpreter lock for as long as the limit."""
+        self._beat_s = self._limit_s
+        faulthandler.cancel_dump_traceback_later()
+        if self._beat_s:  # the end of this process would end the job, perhaps before the report of rank 0
+            alone = 0 not in self._connections.peers
+            faulthandler.dump_traceback_later(self._beat_s + STACKS_S / 2, exit=alone, file=self._stderr)
 
     def stop(self) -> None:
         """Ends the time limit."""
-        if self._deadline is not None:
-            faulthandler.cancel_dump_traceback_later()
         self._deadline = self.item = None
 
     def end(self) -> None:
         """Says that this rank has come to the end of its session."""
         self.stop()
         self.over = True
-        for rank in list(self._connections):
-            self._send(rank, bye=True)
+        faulthandler.cancel_dump_traceback_later()
+        self._connections.send(json.dumps({"bye": True}))
 
     def fail_alone(self, place: str, text: str) -> None:
         """Prints the failure of this rank at once, since the others do not come, and lets rank 0 end the job after a while."""
         self.write(f"{place}: failed, others are not there yet\n{text}", f"[rank {self.side.rank}] ")
-        self._tell(alone=text)
+        self.tell(alone=text)
 
-    def come(self) -> None:
-        """Withdraws `fail_alone`: the others have come."""
-        self._tell(alone="")
-
-    def give_up(self, reason: str) -> None:
-        """Ends the job for this reason, as rank 0 does it."""
-        self._tell(reason=reason)
-
-    def _tell(self, **said: Any) -> None:
+    def tell(self, **said: Any) -> None:
+        """Tells rank 0 one of these. alone="": the others have come after `fail_alone`. reason: to end the job for it."""
         if self.side.rank == 0:
             self._obey(0, said)
-        elif 0 in self._connections:
+        else:
             self._send(0, **said)
 
     def write(self, text: str, prefix: str = "") -> None:
@@ -172,9 +145,9 @@ class Watch:
 
     def _keep_watch(self) -> None:
         while not self.over:
-            for key, _ in self._selector.select(BLOCKED_S):
-                self._hear(key.data)
+            self._hear(BLOCKED_S)
             now = time.monotonic()
+            self._beat()
             if self._deadline is not None and now > self._deadline and not _is_debugged():
                 self._expire(now)
             late = [rank for rank, (until, _) in self._alone.copy().items() if now > until]
@@ -183,32 +156,22 @@ class Watch:
 
     def _expire(self, now: float) -> None:
         reason = f"no end after {self._limit_s:g} s"
-        if self.side.rank == 0 or 0 not in self._connections:
+        if self.side.rank == 0 or 0 not in self._connections.peers:
             self._end_job(reason)
         elif self._deadline is not None and now > self._deadline + 2 * STACKS_S:  # rank 0 should have asked
             self._end_job(f"{reason}, and nothing from rank 0")
 
-    def _hear(self, rank: int) -> None:
-        try:
-            data = self._connections[rank].recv(1 << 16)
-        except OSError:
-            data = b""
-        *lines, self._heard[rank] = (self._heard[rank] + data).split(b"\n")
-        for line in lines:
-            self._obey(rank, json.loads(line))
-        if not data and rank in self._connections:
-            self._forget(rank)
-            if not self.over:
+    def _hear(self, limit_s: float) -> None:
+        for rank, line in self._connections.read(limit_s):
+            if line is not None:
+                self._obey(rank, json.loads(line))
+            elif not self.over:
                 self._lost.append(rank)
                 self._end_job(f"rank {rank} has ended" if not self._ending.locked() else "")
 
-    def _forget(self, rank: int) -> None:
-        self._selector.unregister(self._connections[rank])
-        self._connections.pop(rank).close()
-
     def _obey(self, rank: int, said: dict[str, Any]) -> None:
         if said.get("bye"):
-            self._forget(rank)
+            self._connections.drop(rank)
         if "alone" in said:
             self._alone.pop(rank, None)
             if said["alone"]:
@@ -254,8 +217,7 @@ class Watch:
         except Exception:  # noqa: BLE001  of pytest or a plugin; the job ends all the same
             self.write(f"{reason}\n{traceback.format_exc()}")
         finally:
-            for rank in list(self._connections):
-                self._send(rank, end=True)
+            self._connections.send(json.dumps({"end": True}))
             time.sleep(LAST_REPORTS_S)
             os._exit(1)
 
@@ -263,11 +225,9 @@ class Watch:
         self._answers[self.side.rank] = self._answer()
         self.captured()  # suspends it: what is printed from now on is seen
         until = time.monotonic() + STACKS_S
-        for rank in list(self._connections):
-            self._send(rank, ask=True)
-        while (left := until - time.monotonic()) > 0 and set(self._connections) - set(self._answers):
-            for key, _ in self._selector.select(left):
-                self._hear(key.data)
+        self._connections.send(json.dumps({"ask": True}))
+        while (left := until - time.monotonic()) > 0 and set(self._connections.peers) - set(self._answers):
+            self._hear(left)
 
     def _report(self, reason: str, item: pytest.Item | None) -> None:
         text, session = self.describe(reason), self.session
@@ -312,17 +272,6 @@ class Watch:
         for place, ranks in sorted(places.items(), key=lambda each: each[1]):
             lines.append(f"{ranks_in_words(ranks)}: {place}")
         return "\n".join(lines)
-
-    def showing(self, abort: Callable[..., None]) -> Callable[..., None]:
-        """Returns ``abort``, which ends a job of several ranks. It first shows what pytest has captured."""
-        process = os.getpid()
-
-        def shown(*arguments: Any) -> None:
-            if self.side.size > 1 and os.getpid() == process:
-                self.write(show(self.captured()), f"[rank {self.side.rank}] ")
-            abort(*arguments)
-
-        return shown
 
 
 def readable(stacks: str) -> str:

@@ -287,7 +287,7 @@ def test_ranks_meet_and_see_an_end() -> None:
     assert hosts == [{0: "host0", 1: "host1", 2: "host1", 3: "host1"}] * 4
     for rank in ranks[:3]:
         rank.start()
-    ranks[3]._forget()  # closes its connections, as the kernel does for a killed process
+    ranks[3]._connections._forget()  # closes its connections, as the kernel does for a killed process
     assert all_have.wait(20)
     assert heard == dict.fromkeys(range(3), (3, ENDED))
 
@@ -300,7 +300,7 @@ def test_ranks_that_have_ended_well_are_not_lost() -> None:
     ranks[1].stop(1)
     ranks[0].stop(20)
     ranks[1]._thread.join(20)  # has heard the other's end
-    ranks[1]._forget()
+    ranks[1]._connections._forget()
     assert heard == []
 
 
