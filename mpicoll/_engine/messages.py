@@ -114,6 +114,9 @@ class Messages(Collectives):
         try:
             with bell.bell.meeting(message.other_side()):
                 while not message.test():
+                    if self.broken is not None:
+                        message.cancel()
+                        self.check_usable(message.operation)
                     pause()
         except MpicollError:
             raise

@@ -188,6 +188,14 @@ class Registry:
             if communicator.line.pending or communicator.under_way() is not None:
                 communicator.fail(GroupFailed(reason))
 
+    def fail(self, reason: str) -> None:
+        """Makes all groups unusable, and ends what waits. All ranks call it, and make other groups afterwards."""
+        for communicator in list(self._groups.values()):
+            communicator.reconfigurable = True
+            communicator.fail(GroupFailed(reason))
+        for work in poller.under_way():
+            work._complete(GroupFailed(f"{work.where()}: {reason}"))
+
     def revoke(self) -> None:
         """Ends all operations of all groups, also on other ranks. Called after a rank has died."""
         for communicator in self._groups.values():

@@ -389,12 +389,12 @@ class HostCollectives:
 
     # -- barrier -------------------------------------------------------------------------------------------------------
 
-    def barrier(self, timeout_s: float) -> bool:
-        """Returns True when all ranks have called it, False if one has not within ``timeout_s``."""
+    def barrier(self, timeout_s: float, failed: Callable[[], bool]) -> bool:
+        """Returns True when all ranks have called it, False if one has not within ``timeout_s``, or the group has ``failed``."""
         # No window is made here: a rank would wait without end for the others to make one, too.
         if self.windows.window is None:
-            return self.channel.barrier(timeout_s)
-        return shared_memory.barrier(self.windows.window, timeout_s)
+            return self.channel.barrier(timeout_s, failed)
+        return shared_memory.barrier(self.windows.window, timeout_s, failed)
 
     def close(self) -> None:
         """Frees the windows. Called only when the program destroys the group, never by garbage collection."""

@@ -187,8 +187,8 @@ class Channel:
         while not self.test(request, status):
             backoff.pause(moving=yields)
 
-    def barrier(self, timeout_s: float) -> bool:
-        """Returns True once all ranks have called this, or False after ``timeout_s`` seconds (collective).
+    def barrier(self, timeout_s: float, failed: Callable[[], bool] = bool) -> bool:
+        """Returns True once all ranks have called this, or False after ``timeout_s`` seconds, or if ``failed()`` (collective).
 
         The MPI barrier is non-blocking and tested at every thread level, so that this call can return without the other ranks.
         """
@@ -198,7 +198,7 @@ class Channel:
             return True
         pause, deadline = Backoff().pause, time.monotonic() + timeout_s
         while not self.test(request):
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or failed():
                 return False
             pause()
         return True

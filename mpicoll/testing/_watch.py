@@ -27,6 +27,7 @@ import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -37,7 +38,7 @@ from mpicoll._base.load import longer
 from mpicoll._base.waits import ALONE_S, BLOCKED_S, CONNECT_S, LAST_REPORTS_S, STACKS_S, SUMMARY_S
 from mpicoll._launch.liveness import Connections
 from mpicoll._mpi.side_channel import SideChannel
-from mpicoll.testing._reports import name
+from mpicoll.testing._reports import OUT_OF_STEP, name
 
 HIDDEN = re.compile(r"/_pytest/|/pluggy/|/pytest/__|/(hypothesis|unittest)/|<frozen |/mpicoll/(testing/_|_launch/rank|_mpi/s)")
 OWN_THREAD = "in _keep_watch"
@@ -54,6 +55,7 @@ class Watch:
         self.phase = "collection"
         self.finished = 0  # number of tests
         self.over = False  # the session has ended, or the job is about to
+        self.release: Callable[[str], object] = str  # ends operations in which this rank waits for one that has failed
         self._ending = threading.Lock()
         self._stderr = os.dup(2)  # under capture, 2 is a temporary file
         self._limit_s = self._beat_s = 0.0
@@ -118,7 +120,7 @@ class Watch:
     def fail_alone(self, place: str, text: str) -> None:
         """Prints the failure of this rank at once, since the others do not come, and lets rank 0 end the job after a while."""
         self.write(f"{place}: failed, others are not there yet\n{text}", f"[rank {self.side.rank}] ")
-        self.tell(alone=text)
+        self.tell(alone=text, test="" if self.item is None else name(self.item))
 
     def tell(self, **said: Any) -> None:
         """Tells rank 0 one of these. alone="": the others have come after `fail_alone`. reason: to end the job for it."""
@@ -176,6 +178,10 @@ class Watch:
             self._alone.pop(rank, None)
             if said["alone"]:
                 self._alone[rank] = (time.monotonic() + longer(ALONE_S), said["alone"])
+                said |= {"failed": rank}
+                self._connections.send(json.dumps({"failed": rank, "test": said["test"]}))
+        if "failed" in said and self.item is not None and said["test"] == name(self.item):
+            self.release(f"{OUT_OF_STEP}: rank {said['failed']} has failed in this test")
         if "reason" in said:
             self._end_job(said["reason"])
         if said.get("ask"):

@@ -286,6 +286,62 @@ def test_a_world_is_made_for_each_test(tmp_path: Path) -> None:
     assert re.search("3 passed, 1 error", printed), printed
 
 
+RELEASED = """
+import mpicoll
+import pytest
+import torch
+import torch.distributed
+
+OPERATIONS = {
+    "all_reduce": lambda: mpicoll.all_reduce(torch.ones(2)),
+    "large all_reduce": lambda: mpicoll.all_reduce(torch.ones(1 << 20)),
+    "asynchronous all_reduce": lambda: mpicoll.all_reduce(torch.ones(2), async_op=True).wait(),
+    "all_reduce of torch": lambda: torch.distributed.all_reduce(torch.ones(2)),
+    "broadcast": lambda: mpicoll.broadcast(torch.ones(2), 1),
+    "objects": lambda: torch.distributed.all_gather_object([None] * mpicoll.get_world_size(), "text"),
+    "barrier": mpicoll.barrier,
+    "recv": lambda: mpicoll.recv(torch.ones(2), 1),
+    "large send": lambda: mpicoll.send(torch.ones(1 << 22), 1),
+    "irecv": lambda: mpicoll.irecv(torch.ones(2), 1).wait(),
+    "large isend": lambda: mpicoll.isend(torch.ones(1 << 22), 1).wait(),
+}
+
+
+@pytest.mark.parametrize("large_before", [False, True], ids=["first", "second"])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_released(operation, large_before, world, rank):
+    if large_before:  # barriers go by shared memory from now on
+        mpicoll.all_reduce(torch.ones(1 << 20))
+    if rank == 1:
+        raise ValueError("first")
+    OPERATIONS[operation]()
+
+
+def test_after(world):
+    x = torch.ones(1 << 20)
+    mpicoll.all_reduce(x)
+    mpicoll.barrier()
+    assert x[0] == world.size()
+"""
+
+
+@launch
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_operations_of_mpicoll_end_when_another_rank_has_failed(ranks: int, tmp_path: Path) -> None:
+    """The others raise GroupFailed, the report begins with what happened, and the run goes on in a new world."""
+    options = (f"--ranks={ranks}", "--junitxml=x.xml", "--ranks-timeout=30")
+    status, printed = start(tmp_path, *options, program=RELEASED, _MPICOLL_TIME_SCALE="0.03")
+    results = {case.get("name"): case for case in ElementTree.parse(tmp_path / "x.xml").getroot().iter("testcase")}
+    assert status == 1, printed
+    assert len(results) == 23, printed
+    assert not list(results.pop("test_after")), printed
+    for test, case in results.items():
+        (failure,) = case
+        assert failure.tag == "failure", (test, printed)
+        assert failure.get("message") == "rank 1: ValueError: first", (test, printed)
+        assert "GroupFailed: " in str(failure.text), (test, printed)
+
+
 @launch
 def test_pytest_cov_adds_up(tmp_path: Path) -> None:
     pytest.importorskip("pytest_cov")

@@ -10,7 +10,7 @@ All ranks of the window call an operation in the same order, with the same sizes
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -256,8 +256,8 @@ def _in_pieces(window: Window, targets: Sequence[Block], sources: Sequence[Block
         window.take(turn)
 
 
-def barrier(window: Window, timeout_s: float) -> bool:
-    """Returns True once all ranks have called this, or False after ``timeout_s`` seconds."""
+def barrier(window: Window, timeout_s: float, failed: Callable[[], bool] = bool) -> bool:
+    """Returns True once all ranks have called this, or False after ``timeout_s`` seconds, or if ``failed()``."""
     turn = window.turn
     window.turn = turn + 1
     window.lay_barrier(turn)
@@ -270,7 +270,7 @@ def barrier(window: Window, timeout_s: float) -> bool:
     while (missing := window.missing(turn)) is not None:
         pause = window.pause(missing)
         while window.missing(turn) == missing:
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or failed():
                 return False
             window.left(turn)
             pause()
