@@ -56,11 +56,14 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         if asked:
             why = "ranks share one terminal" if name.startswith("--") else "each rank runs every test, and all at the same time"
             raise pytest.UsageError(f"mpicoll: {name} does not work on {size()} ranks: {why}. Leave it out, or run one process")
+    launch = launcher.detect()
+    number = 0 if launch is None else launch.rank
+    if number != 0:  # files of these names are rank 0's; plugins open them when they are configured
+        vars(option).update(dict.fromkeys({"xmlpath", "report_log", "htmlpath"} & {*vars(option)}), log_file=os.devnull)
     if option.basetemp:  # each rank would empty the same folder
         folder = Path(option.basetemp)
         folder.mkdir(parents=True, exist_ok=True)
-        launch = launcher.detect()
-        option.basetemp = str(folder / f"rank{0 if launch is None else launch.rank}")
+        option.basetemp = str(folder / f"rank{number}")
 
 
 @pytest.hookimpl(trylast=True)

@@ -57,9 +57,6 @@ class Session:
         self.lost_ranks = False
         if self.side.rank != 0:
             self._print_to(open(os.devnull, "w"))  # noqa: SIM115
-            for name in ("xmlpath", "report_log", "htmlpath"):  # files of this name are rank 0's
-                if getattr(config.option, name, None):
-                    setattr(config.option, name, None)
             if hasattr(config, "cache") and config.cache is not None:
                 vars(config.cache)["set"] = lambda key, value: None
         elif "OMPI_COMM_WORLD_RANK" in os.environ:

@@ -75,6 +75,26 @@ def test_options(name: str, tmp_path: Path) -> None:
     assert not re.search(case.unsaid, printed), printed
 
 
+WRITERS = """
+import logging
+
+from mpicoll.testing import everyone
+
+
+def test_writers(request):
+    logging.getLogger().warning("heard")
+    plugins = request.config.pluginmanager.get_plugins()
+    assert everyone(sum(type(each).__name__ == "LogXML" for each in plugins)) == [1, 0]
+"""
+
+
+def test_only_rank_0_writes_files_of_reports(tmp_path: Path) -> None:
+    """All ranks wrote the XML file at the same time: now and then it was not well-formed."""
+    status, printed = start(tmp_path, "--ranks=2", "--junitxml=x.xml", "--log-file=x.log", program=WRITERS)
+    assert status == 0, printed
+    assert (tmp_path / "x.log").read_text().count("heard") == 1
+
+
 HANGS = """
 from mpi4py import MPI
 import pytest
