@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mpicoll._base.last_words import cause
 from mpicoll._base.waits import PATIENCE_S
 
 SETTINGS = "_hypothesis_internal_use_settings"  # of a test function
@@ -18,7 +19,7 @@ class ExampleFailed(AssertionError):
     """An example of hypothesis has failed on a rank. All ranks raise it, in one line, so that they shrink the same failure."""
 
 
-def keep_in_step(item: pytest.Item, exchange: Callable[..., list[Any]], fail_alone: Callable[[str, str], None]) -> None:
+def keep_in_step(item: pytest.Item, exchange: Callable[..., list[Any]], fail_alone: Callable[[str, str, str], None]) -> None:
     """Makes all ranks try the same examples of a test of hypothesis, and shrink them in step (not collective).
 
     The examples are derived from the test's name, so that they are equal in every run. After each of them the ranks ``exchange``
@@ -51,7 +52,7 @@ def keep_in_step(item: pytest.Item, exchange: Callable[..., list[Any]], fail_alo
             error = raised
         rejected = isinstance(error, (*rejections, pytest.skip.Exception))
         text = "" if error is None or rejected else "".join(traceback.format_exception(error))
-        late = ((PATIENCE_S, lambda: fail_alone(f"an example of {item.nodeid}", text)),) if text else ()
+        late = ((PATIENCE_S, lambda: fail_alone(f"an example of {item.nodeid}", text, cause(text))),) if text else ()
         outcomes = exchange((rejected, text), late)
         failures = [f"rank {rank}: {said}" for rank, (_, said) in enumerate(outcomes) if said]
         if failures:

@@ -24,7 +24,6 @@ from mpicoll._base import launcher
 MARK = "_MPICOLL_TESTING"  # set for the jobs: the folder for their results
 EARLY = "ended early"
 LAST_FAILED = "cache/lastfailed"
-XML = ("--junitxml", "--junit-xml")
 OF_ALL = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 

@@ -52,7 +52,6 @@ class Session:
         self.test = ""  # id of the test under way, "" between tests
         self.agreed = 0  # exchanges of the test itself in this phase: of `agree`, say
         self.watch = Watch(self.side, config)
-        self.deselected: list[str] = []
         self.collection_errors: list[str] = []
         self.lost_ranks = False
         if self.side.rank != 0:
@@ -169,7 +168,7 @@ class Session:
         def speak_up() -> None:
             nonlocal alone
             alone = True
-            self.watch.fail_alone(place, report.longreprtext)
+            self.watch.fail_alone(place, report.longreprtext, own.headline)
 
         outcomes = self._exchange_at(place, own, ((PATIENCE_S, speak_up),) if own.kind == "failed" else ())
         if alone:

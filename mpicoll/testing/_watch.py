@@ -60,7 +60,8 @@ class Watch:
         self._stderr = os.dup(2)  # under capture, 2 is a temporary file
         self._limit_s = self._beat_s = 0.0
         self._deadline: float | None = None
-        self._alone: dict[int, tuple[float, str]] = {}  # on rank 0: ranks that have failed and wait: until when, the failure
+        # On rank 0: ranks that have failed and wait: until when, the failure in a line, and in full.
+        self._alone: dict[int, tuple[float, str, str]] = {}
         self._answers: dict[int, dict[str, Any]] = {}
         self._connections = Connections(side.rank)
         self._lost: list[int] = []
@@ -117,10 +118,10 @@ class Watch:
         faulthandler.cancel_dump_traceback_later()
         self._connections.send(json.dumps({"bye": True}))
 
-    def fail_alone(self, place: str, text: str) -> None:
+    def fail_alone(self, place: str, text: str, headline: str) -> None:
         """Prints the failure of this rank at once, since the others do not come, and lets rank 0 end the job after a while."""
         self.write(f"{place}: failed, others are not there yet\n{text}", f"[rank {self.side.rank}] ")
-        self.tell(alone=text, test="" if self.item is None else name(self.item))
+        self.tell(alone=text, headline=headline.partition("\n")[0], test="" if self.item is None else name(self.item))
 
     def tell(self, **said: Any) -> None:
         """Tells rank 0 one of these. alone="": the others have come after `fail_alone`. reason: to end the job for it."""
@@ -152,9 +153,8 @@ class Watch:
             self._beat()
             if self._deadline is not None and now > self._deadline and not _is_debugged():
                 self._expire(now)
-            late = [rank for rank, (until, _) in self._alone.copy().items() if now > until]
-            if late:
-                self._end_job(f"{ranks_in_words(late)} failed, and the others did not come within {longer(ALONE_S):g} s")
+            if any(now > until for until, _, _ in self._alone.copy().values()):
+                self._end_job(f"the other ranks did not come within {longer(ALONE_S):g} s")
 
     def _expire(self, now: float) -> None:
         reason = f"no end after {self._limit_s:g} s"
@@ -177,7 +177,7 @@ class Watch:
         if "alone" in said:
             self._alone.pop(rank, None)
             if said["alone"]:
-                self._alone[rank] = (time.monotonic() + longer(ALONE_S), said["alone"])
+                self._alone[rank] = time.monotonic() + longer(ALONE_S), said["headline"], said["alone"]
                 said |= {"failed": rank}
                 self._connections.send(json.dumps({"failed": rank, "test": said["test"]}))
         if "failed" in said and self.item is not None and said["test"] == name(self.item):
@@ -217,6 +217,7 @@ class Watch:
             if self.side.rank != 0 and self._lost == [0] and self.side.rank > 1:
                 time.sleep(STACKS_S)  # rank 1 says it
             item = self.item
+            reason = "; ".join([*(f"rank {rank}: {line}" for rank, (_, line, _) in sorted(self._alone.items())), reason])
             self._ask()
             last_words.why(f"{'between two tests' if item is None else f'{self.phase} of {name(item)}'}: {reason}")
             self._report(reason, item)
@@ -266,7 +267,7 @@ class Watch:
     def describe(self, reason: str) -> str:
         """The failures of ranks first, then where each rank is."""
         lines = [reason]
-        for rank, (_, text) in sorted(self._alone.items()):
+        for rank, (_, _, text) in sorted(self._alone.items()):
             lines += [f"rank {rank}:", text]
         places: dict[str, list[int]] = {}
         for rank, answer in self._answers.items():

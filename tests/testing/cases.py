@@ -291,7 +291,8 @@ ENDINGS = [
         "1",
         (
             "test_dies __",
-            "rank 1 failed, and the others did not come|no end after",
+            "^rank 1: ValueError: first; (the other ranks did not come within|no end after)",
+            "^rank 1:\n",
             "ValueError: first",
             "OTHERS: in call of test_it.py::test_dies",
             "rank 1: waits for the other ranks at: end of call",
