@@ -8,8 +8,8 @@ A test that raises on one rank only leaves the others in one of three places:
   [1] at the end of the same phase: the exchange there tells them;
   [2] in an ``agree`` of that test: the two meet in one exchange, see that they are at different places, ``agree``
       raises on the ranks that are in it, and the rank at the end of the phase exchanges again until all are there;
-  [3] inside a collective, which never ends. The failed rank waits PATIENCE_S, prints its failure, and tells rank 0, which
-      ends the job after a while.
+  [3] inside a collective. The failed rank waits PATIENCE_S, prints its failure, and tells rank 0. All ranks then leave the
+      operations of mpicoll in which they wait (fixture ``world``). If some do not come, rank 0 ends the job after a while.
 """
 
 from __future__ import annotations
