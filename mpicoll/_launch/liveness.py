@@ -66,7 +66,7 @@ class Connections:
             connection = unless_met.enter_context(socket.create_connection(address, CONNECT_S))
             connection.sendall(f"{json.dumps((key, self._rank, host))}\n".encode())
             connection.settimeout(limit_s)
-            hosts = json.loads(connection.makefile().readline())
+            hosts = json.loads(connection.makefile("rb", 0).readline())  # unbuffered: `read` gets the next line
             self._add(0, connection)
             unless_met.pop_all()
         return {int(rank): other for rank, other in hosts.items()}
