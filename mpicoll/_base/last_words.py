@@ -116,12 +116,13 @@ def renumber(world: Sequence[int]) -> None:
         monitor.world = dict(enumerate(world))
 
 
-def why(text: str, status: int = 1, culprit: tuple[int, bool] | None = None) -> bool:
+def why(text: str, status: int = 1, culprit: tuple[int, bool] | None = None, traceback: bool = False) -> bool:
     """Says why the rank is about to end with ``status``, which it may never reach: MPI_Finalize waits for the other ranks.
 
-    Returns whether another rank has given the same reason, up to numbers, and prints more of it.
+    Returns whether another rank has given the same reason, up to numbers, and prints its traceback.
 
     ``culprit``: the rank of the world that ``text`` is about, if not this one, and whether its process had ended before.
+    ``traceback``: the rank is about to print one.
     Adds the operation in which a thread still is, if the `cause` does not name it.
     """
     line, monitor = cause(text), monitored()
@@ -130,7 +131,7 @@ def why(text: str, status: int = 1, culprit: tuple[int, bool] | None = None) -> 
         culprit = None if number < 0 else (number, culprit[1])
     blocking = [] if monitor is None else monitor.blocking()
     line += next((f"; it was in {words}" for operation, words in blocking if operation not in line), "")
-    return _write(why=line[:LONGEST], why_status=status, culprit=culprit) == b"known\n"
+    return _write(why=line[:LONGEST], why_status=status, culprit=culprit, traceback=traceback) == b"known\n"
 
 
 def cause(text: str) -> str:
@@ -164,7 +165,7 @@ def of_error(error: BaseException) -> tuple[str, tuple[int, bool] | None]:
 
 def why_error(error: BaseException, status: int) -> bool:
     text, culprit = of_error(error)
-    return why(text, status, culprit)
+    return why(text, status, culprit, traceback=True)
 
 
 def end_unless_caught() -> None:

@@ -39,6 +39,7 @@ class Rank:
     why: str = ""
     why_at: int = 0
     why_status: int = 1
+    traceback: bool = False  # it prints one for ``why``, unless another rank has printed the same
     culprit: tuple[int, bool] | None = None  # another rank that ``why`` is about; whether its process had ended before
     was: str = ""  # what it was doing, and how long before its end
     status: int | None = None  # negative: a signal
@@ -104,7 +105,7 @@ class Reports:
         self.ranks: dict[int, Rank] = {}
         self.size: int | None = None  # of the job, once a rank has begun
         self.alike: list[int] = []  # ranks that need not print their error, because another rank has the same one
-        self._reasons: set[str] = set()  # of ranks, without numbers
+        self._reasons: dict[str, int] = {}  # without its numbers, and the first rank that has printed a traceback for it
         self._selector, self._secret = selector, secret
         self._connections: set[Connection] = set()
         self._listener = socket.create_server((address, 0), backlog=1024)
@@ -229,20 +230,14 @@ class Reports:
             return True
         said, rank = json.loads(line), connection.rank
         first = "why" in said and not rank.why
-        if first and self._is_known(said["why"]):
-            self.alike.append(rank.number)
+        if first and said.get("traceback"):
+            printed_by = self._reasons.setdefault(re.sub(r"\d+", "", said["why"]), rank.number)
+            self.alike += [rank.number] * (printed_by != rank.number)
         if "why" in said:
             self._send(connection, "known" if rank.number in self.alike else "new")
         if first or "why" not in said:  # the first reason counts
             vars(rank).update(said)
         return True
-
-    def _is_known(self, why: str) -> bool:
-        """Whether another rank has given this reason. Notes it."""
-        reason = re.sub(r"\d+", "", why)
-        known = reason in self._reasons
-        self._reasons.add(reason)
-        return known
 
 
 def _allow_more_files() -> bool:

@@ -45,8 +45,8 @@ def ended(at: int, status: int) -> str:
     return json.dumps({"ended_at": at, "status": status}) + "\n"
 
 
-def why(at: int, status: int, text: str) -> str:
-    return json.dumps({"why": text, "why_at": at, "why_status": status}) + "\n"
+def why(at: int, status: int, text: str, traceback: bool = False) -> str:
+    return json.dumps({"why": text, "why_at": at, "why_status": status, "traceback": traceback}) + "\n"
 
 
 def was(text: str) -> str:
@@ -112,16 +112,18 @@ def test_the_rank_in_which_mpich_ends_the_job_is_the_cause(reports: Reports) -> 
         assert reports.first_cause(Fatal(1, "Fatal error in internal_Recv", 142)) is reports.ranks[0]
 
 
-def test_of_ranks_that_fail_alike_one_prints_its_traceback(reports: Reports) -> None:
-    """Their reasons may differ in numbers. A later reason of the same rank does not count."""
+@pytest.mark.parametrize("traceback", [True, False])
+def test_of_ranks_that_fail_alike_one_prints_its_traceback(traceback: bool, reports: Reports) -> None:
+    """Their reasons may differ in numbers. A later reason of the same rank does not count. sys.exit(3) prints no traceback."""
     texts = ("ValueError: rank 0 of 3", "ValueError: rank 1 of 3", "ValueError: other")
-    streams = [say(reports, begin(rank, 3) + why(rank, 1, text)) for rank, text in enumerate(texts)]
+    streams = [say(reports, begin(rank, 3) + why(rank, 1, text, traceback)) for rank, text in enumerate(texts)]
     streams[1].sendall(why(9, 1, "uncaught ValueError").encode())
     while ready := reports._selector.select(0.1):
         for key, _ in ready:
             key.data()
-    assert [stream.recv(100) for stream in streams] == [b"new\n", b"known\nknown\n", b"new\n"]
-    assert reports.alike == [1]
+    answer = b"known\n" if traceback else b"new\n"
+    assert [stream.recv(100) for stream in streams] == [b"new\n", 2 * answer, b"new\n"]
+    assert reports.alike == [1] * traceback
     assert [rank.why for rank in reports.ranks.values()] == list(texts)
 
 
