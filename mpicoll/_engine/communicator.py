@@ -38,7 +38,7 @@ class Communicator(Reductions, Gathers, Exchanges, Accesses):
         return self.run("barrier", (self._barrier, (timeout_s or self.timeout_s,), ()), [], async_op)
 
     def _barrier(self, timeout_s: float) -> None:
-        if not self.host.barrier(timeout_s, lambda: self.broken is not None):
+        if not self.host.barrier(timeout_s, self._still_waits):
             self.check_usable("barrier")
             error = OperationTimeout(
                 f"{self.where('barrier')}: Timed out: not every rank came within the timeout of {timeout_s:g} s. "
