@@ -143,7 +143,7 @@ def _environ(request: Request) -> dict[str, str]:
     """The environment of a new job: ours without variables of a job that this process may be part of, plus -x NAME=VALUE."""
     environ = without_job(os.environ)
     if not environ.get("HOME"):
-        environ["HOME"] = os.path.expanduser("~").replace("~", "/")  # without it Open MPI does not start; "/": there is none
+        environ["HOME"] = "/" if (home := os.path.expanduser("~")) == "~" else home  # without it Open MPI does not start
     for item in request.exported:
         name, equals, value = item.partition("=")
         if equals:
