@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from threading import Lock, get_ident
-from time import monotonic
+from time import monotonic, sleep
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -220,7 +220,8 @@ class Group(GroupState):
             return
         with self._waiting_guard:
             others = [other for number, other in self._waiting_calls.items() if number != thread]
-            current = self.under_way()
+            while (current := self.under_way()) is None and self.line.running.locked():
+                sleep(0)  # who holds it is about to say what it does
             if current is not None and not current[4]:
                 others.append(current[1])
             if others:

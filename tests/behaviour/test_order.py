@@ -137,9 +137,17 @@ def test_threads_that_take_turns_share_a_group(rank: int, size: int) -> None:
 @pytest.mark.min_ranks(2)
 @pytest.mark.parametrize("api", [dist, torch.distributed], ids=["mpicoll", "torch"])
 @pytest.mark.parametrize("queued", [False, True], ids=["inside", "queued"])
-def test_a_second_thread_in_a_group_is_told_so(world: Any, api: Any, queued: bool, rank: int, size: int) -> None:
+def test_a_second_thread_in_a_group_is_told_so(
+    world: Any, api: Any, queued: bool, rank: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A checkpoint beside training, say: all_gather met all_reduce, and the job hung, or had wrong data."""
     group = registry.find(distributed_c10d._world.pg_names[distributed_c10d._get_default_group()])
+
+    def record(entry: Any) -> None:
+        time.sleep(0.02)  # the second thread comes between the first one's turn and its entry
+        group.history.append(entry)
+
+    monkeypatch.setattr(group.line, "_record", record)
     late, first, second = rank == size - 1, torch.ones(8), torch.ones(1)
     works = [dist.broadcast(torch.ones(1), src=size - 1, async_op=True)] if queued and not late else []
     training = threading.Thread(target=lambda: api.all_reduce(first), daemon=True)
