@@ -1,7 +1,9 @@
 """torch's store over MPI: rank 0 has the keys, and answers the other ranks. No port is opened, and no name is looked up.
 
     rank 0          HashStore of torch ◄── a thread that answers; the asking rank rings it (_mpi/bell.py), if it is on this node
-    every rank      MessageStore: for each call a question to rank 0, and its answer. Rank 0 answers itself
+    every rank      MessageStore: for each call a question to rank 0 (_faults/questions.py), and its answer. Rank 0 answers itself
+
+A question is about (number of the world, name of the method, its arguments, limit in seconds).
 
 A job that uses mpi alone makes such a store and asks it nothing. A group of Gloo that joins later meets there. Rank 0 answers at
 its end, too, from `exit_handshake.leave`. torch lets no class in Python have queues and list_keys: NotImplementedError.
@@ -17,11 +19,12 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import pickle
 import threading
 import time
 from datetime import timedelta
 from functools import cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed import DistStoreError
@@ -30,32 +33,16 @@ from mpicoll._base import processes
 from mpicoll._base.waits import AFTER_LIMIT_S
 from mpicoll._device import consensus as devices
 from mpicoll._engine.registry import registry
-from mpicoll._mpi import arrivals, bell, library, runtime, survivors
+from mpicoll._faults import questions
+from mpicoll._faults.questions import KEYS, Answer, Question
+from mpicoll._mpi import bell, library, runtime, survivors
 from mpicoll._mpi.backoff import Backoff, Naps
 from mpicoll._mpi.channel import check_levels
 from mpicoll._mpi.runtime import Runtime
 
-QUESTION, ANSWER = 3, 4  # tags on the runtime's own communicator; exit_handshake.py has 1 and 2
 NAPS = Naps(50e-6, 0.25, 0.05)  # of the thread that answers; 0.1 % of a core when nobody asks
-MOVES_S = 2.0  # MPI may move a large value by 32 KiB for each test, and a nap between them took longer: the cores are yielded
+LEAST_SPEED = 100e6  # bytes/s of a large value
 GONE = "the process group of this store has been destroyed"
-
-
-class Question(NamedTuple):
-    """``world``: the number of the asking rank's world. ``number``: of the question, on that rank. ``call``: of a method."""
-
-    world: int
-    number: int
-    call: tuple[Any, ...]
-    limit_s: float
-
-
-class Answer(NamedTuple):
-    """The answer to the question of this number: what the method has returned, or the error that it has raised."""
-
-    number: int
-    value: Any = None
-    error: Exception | None = None
 
 
 class Keys:
@@ -66,8 +53,6 @@ class Keys:
         self.mpi: Runtime | None = None  # of the world that is open, or was the last one
         self._world, self._closed = 0, False
         self._open: list[tuple[int, Question, float]] = []  # rank, question, until when it waits for its keys
-        self._leaving: list[library.MPI.Request] = []  # of answers
-        self._leaves = Backoff(yield_s=MOVES_S)
         self._absent = os.urandom(16).hex()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -105,59 +90,54 @@ class Keys:
         self._thread = self.mpi = None
 
     def _loop(self) -> None:
-        asked = Backoff(spin_s=0.0, yield_s=0.0, naps=NAPS, serves=True)
+        backoff = Backoff(spin_s=0.0, yield_s=0.0, naps=NAPS, serves=True)
         while not self._ended.is_set():
             runtime.entering()
             if self.look():
-                asked.reset()
-            (self._leaves if self._leaving else asked).pause()
+                backoff.reset()
+            backoff.pause()
 
     def look(self) -> bool:
         """Answers the questions that can be answered. Returns whether one has come or has been answered."""
         if (mpi := self.mpi) is None or runtime.finalized():
             return False
-        now = time.monotonic()
-        with mpi.lock:
-            came = [(rank, Question(*content)) for rank, content in arrivals.objects(mpi.comm, QUESTION)]
-        self._open += [(rank, question, now + question.limit_s) for rank, question in came]
-        answers = [(rank, self.answer(question, deadline <= now)) for rank, question, deadline in self._open]
-        self._open = [each for each, (_, answer) in zip(self._open, answers, strict=True) if answer is None]
-        with mpi.lock:
-            new = [mpi.comm.isend(tuple(answer), rank, ANSWER) for rank, answer in answers if answer is not None]
-            self._leaving = [request for request in self._leaving + new if not request.Test()]
-        for rank, answer in answers:
+        before, now = len(self._open), time.monotonic()
+        questions.serve(KEYS, lambda rank, question: self._open.append((rank, question, now + question.about[-1])), mpi)
+        answers = [(each, self.answer(each[1], each[2] <= now)) for each in self._open]
+        self._open = [each for each, answer in answers if answer is None]
+        for (rank, *_), answer in answers:
             if answer is not None:
+                questions.answer(rank, answer, mpi)
                 bell.services.wake(rank)
-        if moved := bool(came or new):
-            self._leaves.reset()
+        if moved := len(answers) > before or len(self._open) < before:
             bell.services.wake(0)  # the program of rank 0 may wait for a key, too
         return moved
 
     def answer(self, question: Question, is_late: bool) -> Answer | None:
-        """The answer; None: a key is not there yet, and the question not ``is_late``."""
-        number, (name, *words) = question.number, question.call
-        gone = Answer(number, error=DistStoreError(f"{name}: rank 0 has destroyed the process group of this store"))
-        if question.world != self._world:
+        """What the method returns, or its error; None: a key is not there yet, and the question not ``is_late``."""
+        world, name, arguments, limit_s = question.about
+        gone = question.answered(DistStoreError(f"{name}: rank 0 has destroyed the process group of this store"))
+        if world != self._world:
             return gone
         try:
             if name not in ("get", "multi_get", "wait"):
-                return Answer(number, getattr(self.store, name)(*words))
-            keys = [words[0]] if name == "get" else words[0]
+                return question.answered(getattr(self.store, name)(*arguments))
+            keys = [arguments[0]] if name == "get" else arguments[0]
             # Changes nothing, and gives `_absent` where rank 0 has deleted a key since. HashStore's own get would wait then.
             there = self.store.check(keys)
             values = [self.store.compare_set(key, self._absent, self._absent) if there else self._absent.encode() for key in keys]
         except Exception as error:  # noqa: BLE001  raised on the rank that asks
-            return Answer(number, error=error)
+            return question.answered(error)
         if self._absent.encode() not in values:
-            return Answer(number, values[0] if name == "get" else values if name == "multi_get" else None)
+            return question.answered(values[0] if name == "get" else values if name == "multi_get" else None)
         if self._closed or not is_late:
             return gone if self._closed else None
         missing = next((key for key in keys if not self.store.check([key])), keys[-1])
-        return Answer(number, error=DistStoreError(f"{name}: rank 0 has no key {missing!r} after {question.limit_s:g} s"))
+        return question.answered(DistStoreError(f"{name}: rank 0 has no key {missing!r} after {limit_s:g} s"))
 
 
 def _asks(name: str) -> Any:
-    return lambda self, *words: self._ask(name, *words)
+    return lambda self, *arguments: self._ask(name, *arguments)
 
 
 class MessageStore(Store):
@@ -192,45 +172,39 @@ class MessageStore(Store):
     def clone(self) -> Store:
         return self
 
-    def _ask(self, *call: Any, limit: timedelta | None = None) -> Any:
+    def _ask(self, name: str, *arguments: Any, limit: timedelta | None = None) -> Any:
         """Asks rank 0. ``limit``: None: the timeout of the store. Zero: as with torch's stores there is none."""
         limit_s = (self.timeout if limit is None else limit).total_seconds() or math.inf  # type: ignore[attr-defined]
         if runtime.in_forked_child():
             raise runtime.forked_error()
-        question, request = Question(self._world, next(self._numbers), call, limit_s), library.MPI.REQUEST_NULL
-        late, backoff, leaves = time.monotonic() + limit_s, Backoff(serves=True), Backoff(yield_s=MOVES_S)
-        self._check_open(call[0])
+        question = Question(KEYS, (self._world, name, arguments, limit_s), next(self._numbers))
+        late, leaves_s = (
+            time.monotonic() + limit_s,
+            len(pickle.dumps(arguments)) / LEAST_SPEED,
+        )  # it moves while this rank calls MPI
+        backoff = Backoff(serves=True, yield_s=Backoff.YIELD_S + leaves_s)
+        self._check_open(name)
         if self._mpi.rank != 0:
-            with self._mpi.lock:
-                request = self._mpi.comm.isend(tuple(question), 0, QUESTION)
+            questions.ask([0], question, self._mpi)
             bell.services.wake(0)
-        try:
-            while (answer := self._answer(question, late)) is None:
-                if time.monotonic() > late + AFTER_LIMIT_S:
-                    raise DistStoreError(f"{call[0]}: rank 0 has not answered for {limit_s:g} s")
-                with self._mpi.lock:
-                    left = request.Test()
-                (backoff if left else leaves).pause()
-        finally:
-            if request and not runtime.finalized():
-                with self._mpi.lock:
-                    arrivals.keep([request])
+        while (answer := self._answer(question, late)) is None:
+            if time.monotonic() > late + AFTER_LIMIT_S:
+                raise DistStoreError(f"{name}: rank 0 has not answered for {limit_s:g} s")
+            backoff.pause()
         if self._mpi.rank == 0:
             bell.services.wake(0)  # the thread that answers: others may wait for this key
-        if answer.error is not None:
-            raise answer.error
+        if isinstance(answer.value, Exception):
+            raise answer.value
         return answer.value
 
     def _answer(self, question: Question, late: float) -> Answer | None:
-        """The answer, if it is there."""
+        """The answer of rank 0, if it is there."""
         with self._receiving:
-            self._check_open(question.call[0])
+            self._check_open(question.about[1])
             if self._mpi.rank == 0:
                 return _keys.answer(question, late <= time.monotonic())
-            with self._mpi.lock:
-                answers = [Answer(*content) for _, content in arrivals.objects(self._mpi.comm, ANSWER)]
             # One that an exception has left is never taken.
-            self._come.update((answer.number, answer) for answer in answers)
+            self._come.update((answer.number, answer) for _, answer in questions.answers(KEYS, self._mpi))
             return self._come.pop(question.number, None)
 
     def _check_open(self, operation: str) -> None:
@@ -280,7 +254,7 @@ def _look_at_the_end() -> None:
     def look() -> None:
         _keys.look()
         if (mpi := runtime.current()) is not None and mpi.connected:
-            list(arrivals.objects(mpi.comm, ANSWER))  # to questions that an exception has left
+            questions.answers(KEYS, mpi)  # to questions that an exception has left
 
     registry.looks.append(look)
     library.before_finalize(stop)

@@ -25,7 +25,7 @@ from mpicoll._engine.communicator import Communicator
 from mpicoll._engine.consensus import Agreed, agree
 from mpicoll._engine.poller import poller
 from mpicoll._engine.queue import CollectiveQueue
-from mpicoll._faults import attendance, exit_handshake, inquiries, roll_call, time_limit
+from mpicoll._faults import attendance, exit_handshake, inquiries, questions, roll_call, time_limit
 from mpicoll._faults.attendance import Nobody
 from mpicoll._faults.flight_recorder import recorder
 from mpicoll._faults.ledger import PROGRAM_ENDED, WORLD_ENDED, Ledger
@@ -138,7 +138,7 @@ class Registry:
             if known is not None and known.over:
                 return rank, known.over
         elsewhere = [rank for rank in ranks if rank in world.unseen]
-        return inquiries.gone(world, elsewhere) if elsewhere and exit_handshake.possible() else None
+        return inquiries.gone(world, elsewhere) if elsewhere and questions.possible() else None
 
     def _channel(self, runtime_: Runtime, ranks: Sequence[int] | None, tag: int) -> Channel:
         """Returns the communicators of a new group."""
@@ -243,7 +243,7 @@ class Registry:
             self._made.clear()
             bell.hang()
             poller.close()
-            watchdog.stop(answers=bool(communicator.unseen) and not communicator.channel.serialized and exit_handshake.possible())
+            watchdog.stop(answers=bool(communicator.unseen) and not communicator.channel.serialized and questions.possible())
             time_limit.limits.stop()
             recorder.stop()
             runtime.stop(free=ended)

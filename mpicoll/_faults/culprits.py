@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from mpicoll._base import last_words, processes
 from mpicoll._base.processes import ENDED, RUNS
 from mpicoll._base.waits import PATIENCE_S
-from mpicoll._faults import exit_handshake, inquiries
+from mpicoll._faults import inquiries
 from mpicoll._faults.group_state import GroupState
 from mpicoll._faults.inquiries import Absent
 from mpicoll._faults.ledger import MOST_GROUPS, NOTHING, PROGRAM_ENDED, Rank
@@ -77,7 +77,7 @@ def _absent(group: GroupState, rank: int, known: Rank) -> Absent:
     else:
         last = str(seen or NOTHING)
     if known.over == PROGRAM_ENDED:
-        return Absent(rank, exit_handshake.ended(0 if seen is None else seen.begun), True)
+        return Absent(rank, inquiries.ended(0 if seen is None else seen.begun), True)
     if state == RUNS:
         return Absent(rank, f"{last}; its process {known.pid} runs", seen is not None and bool(seen.ending))
     return Absent(rank, f"its process {known.pid} {state}; up to a second before that {last}", state == ENDED, state == ENDED)

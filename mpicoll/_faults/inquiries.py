@@ -1,7 +1,7 @@
 """Questions to ranks whose calls cannot be seen from here, because they are on other nodes: what each has done last.
 
-The watchdog sends questions (exit_handshake.py), receives the answers, and answers for this rank. From these answers
-`absent` finds the ranks that are late and those that do not answer.
+The watchdog sends questions (questions.py), receives the answers, and answers for this rank. From these answers `absent` finds
+the ranks that are late and those that do not answer.
 
 An answer comes when the other rank has its interpreter again, and this rank may wait for something else by then. So a question
 carries the number of its wait, and an answer counts for that wait only.
@@ -19,13 +19,33 @@ from typing import NamedTuple
 from mpicoll._base.facts import UNKNOWN, Facts
 from mpicoll._base.torch_errors import GroupDestroyed
 from mpicoll._base.waits import SILENT_S
-from mpicoll._faults import exit_handshake
-from mpicoll._faults.exit_handshake import Answer, Question
+from mpicoll._faults import questions
 from mpicoll._faults.group_state import GroupState
-from mpicoll._faults.ledger import NOTHING, counted, newest, state
+from mpicoll._faults.ledger import NOTHING, PROGRAM_ENDED, counted, newest, state
+from mpicoll._faults.questions import WHERE, Answer, Question
 from mpicoll._tensors import signatures
 
 MOST_ASKED = 32  # questions of a rank about one group at one look
+
+
+class Position(NamedTuple):
+    """Where a rank is in the order of a group.
+
+    Attributes:
+        group: The name of the group.
+        begun: Number of collectives that the rank has begun on it.
+        words: What it did last.
+        left: Why the rank will begin no more, in words that follow its number; empty: it may begin more.
+        call: Its call at the place that was asked for; None if it has not come there.
+        ending: How the rank has left the group (`GroupState.ending`); empty: it has not.
+    """
+
+    group: str
+    begun: int
+    words: str
+    left: str = ""
+    call: Facts | None = None
+    ending: str = ""
 
 
 class Absent(NamedTuple):
@@ -42,7 +62,7 @@ class _Wait:
 
     def __init__(self) -> None:
         self.unanswered: dict[int, float] = {}  # when the oldest question that has no answer was sent, by rank of the world
-        self.answers: dict[int, Answer] = {}
+        self.answers: dict[int, Position] = {}
         self.asked: dict[int, float] = {}  # when a rank was asked last
         self.id = next(_ids)
 
@@ -64,7 +84,7 @@ def ask(group: GroupState, number: int, ranks: Iterable[int]) -> None:
     wait: _Wait = group.waits.setdefault(number, _Wait())
     late = [rank for rank in ranks if not wait.has_come(rank, number)]
     for rank in sorted(late, key=lambda rank: wait.asked.get(rank, 0.0))[:MOST_ASKED]:
-        exit_handshake.ask(rank, Question(group.name, number, wait.id))
+        questions.ask([rank], Question(WHERE, (group.name, number), wait.id))
         wait.asked[rank] = now = time.monotonic()
         wait.unanswered.setdefault(rank, now)
 
@@ -72,9 +92,9 @@ def ask(group: GroupState, number: int, ranks: Iterable[int]) -> None:
 def heard(group: GroupState, rank: int, answer: Answer) -> None:
     """Keeps an answer that has come, unless what it is about has ended."""
     for wait in group.waits.values():
-        if wait.id == answer.about:
+        if wait.id == answer.number:
             wait.unanswered.pop(rank, None)
-            wait.answers[rank] = answer
+            wait.answers[rank] = answer.value
 
 
 def absent(group: GroupState, number: int, ranks: Iterable[int]) -> list[Absent]:
@@ -96,7 +116,7 @@ def absent(group: GroupState, number: int, ranks: Iterable[int]) -> list[Absent]
 def gone(world: GroupState, ranks: Sequence[int]) -> tuple[int, str] | None:
     """Asks whether these ranks have left their world. Returns one that has, by the answers so far, and how."""
     ask(world, 0, ranks)
-    answers: dict[int, Answer] = world.waits[0].answers
+    answers: dict[int, Position] = world.waits[0].answers
     left = (rank for rank in ranks if rank in answers and answers[rank].ending)
     return next(((rank, f"it has {answers[rank].ending} its default group") for rank in left), None)
 
@@ -108,23 +128,28 @@ def other_call(group: GroupState, number: int, own: Facts) -> tuple[int, Facts] 
     return next(((rank, answer.call) for rank, answer in answers.items() if answer.call not in (None, own)), None)
 
 
-def own_answer(groups: Iterable[GroupState], question: Question, ended: Mapping[str, tuple[int, str]]) -> Answer:
-    """Returns what this rank answers. ``ended``: the groups that it has left."""
-    group = next((each for each in groups if each.name == question.group), None)
+def own_position(groups: Iterable[GroupState], name: str, number: int, ended: Mapping[str, tuple[int, str]]) -> Position:
+    """Returns where this rank is in the group of this name. ``ended``: the groups that it has left."""
+    group = next((each for each in groups if each.name == name), None)
     where = f"its process {os.getpid()} on {socket.gethostname()} runs"
     begun, left, its_call, ending = 0, "", None, ""
-    if question.group in ended and (group is None or isinstance(group.broken, GroupDestroyed)):
-        begun, ending = ended[question.group]
+    if name in ended and (group is None or isinstance(group.broken, GroupDestroyed)):
+        begun, ending = ended[name]
         last = str(NOTHING._replace(begun=begun, ending=ending))
         left = f"which has {ending} the group (after {counted(begun)} on it)"
     elif group is None:
         last = "it does not have this group"
     else:
-        last, its_call = str(state(group, group.history)), call(group, question.number)
+        last, its_call = str(state(group, group.history)), call(group, number)
         begun = group.left - 1 if group.left else group.history[-1][0] if group.history else 0
         if group.left:
             left = f"on which an exception has left its collective {group.left}, {call(group, group.left) or UNKNOWN}, half done"
-    return Answer(question.group, begun, f"{last}; {where}", left, its_call, question.about, ending)
+    return Position(name, begun, f"{last}; {where}", left, its_call, ending)
+
+
+def ended(collectives: int) -> str:
+    """What is said of a rank at its end, after so many collectives on a group."""
+    return f"{PROGRAM_ENDED}, after {counted(collectives)} on this group"
 
 
 def call(group: GroupState, number: int) -> Facts | None:

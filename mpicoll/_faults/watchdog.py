@@ -25,12 +25,12 @@ from typing import NamedTuple
 from mpicoll._base import facts, last_words, waits
 from mpicoll._base.torch_errors import GroupDestroyed, OperationTimeout
 from mpicoll._base.waits import ASK_AFTER_S, BLOCKED_S, LOOK_S, MOST_PATIENCE_S, PATIENCE_S, SHORT_LOOK_S, STACK_S
-from mpicoll._faults import culprits, current_call, exit_handshake, inquiries, stacks
+from mpicoll._faults import culprits, current_call, inquiries, questions, stacks
 from mpicoll._faults.attendance import POLLS
-from mpicoll._faults.exit_handshake import DISMISSED, SHOW, Answer, Question
 from mpicoll._faults.group_state import EVERYBODY, GroupState, Messages, MessageWork, Work
-from mpicoll._faults.inquiries import Absent
+from mpicoll._faults.inquiries import Absent, Position
 from mpicoll._faults.ledger import Ledger, Mismatch
+from mpicoll._faults.questions import DISMISSED, SHOW, WHERE, Answer, Question
 from mpicoll._mpi import abort, errors, runtime, survivors
 
 MOST_SHOWN = 2  # ranks that show where they are, beside the one that ends the job
@@ -171,7 +171,7 @@ class Watchdog:
         """Looks once at all groups, operations and boards."""
         now, groups = time.monotonic(), self._all()
         if not groups and self._answers and not runtime.finalized():
-            exit_handshake.answer(partial(_answer, groups, self.ended))
+            questions.serve(WHERE, partial(_answer, groups, self.ended))
             return
         if survivors.possible():
             runtime.entering()
@@ -196,7 +196,7 @@ class Watchdog:
         blocked = [each for each in waiting if now - each.since > BLOCKED_S and each.group.size > 1]
         for each in blocked:
             self._look_at_peers(each, now)
-        if exit_handshake.possible():
+        if questions.possible():
             self._ask(waiting, now)
 
     def _all(self) -> list[GroupState]:
@@ -242,30 +242,31 @@ class Watchdog:
     def _exchange(self, groups: Sequence[GroupState], waiting: Sequence[Waiting]) -> None:
         """Answers other ranks, and receives their answers. Calls nothing of MPI in a job on one node in which no rank waits."""
         elsewhere = any(group.unseen for group in groups)
-        if not (elsewhere or waiting) or not exit_handshake.possible():
+        if not (elsewhere or waiting) or not questions.possible():
             return
         runtime.entering()
         if elsewhere:
-            exit_handshake.answer(partial(_answer, groups, self.ended))
+            questions.serve(WHERE, partial(_answer, groups, self.ended))
         self._receive_answers(groups, waiting)
 
     def _receive_answers(self, groups: Sequence[GroupState], waiting: Sequence[Waiting]) -> None:
         """Ends the job, or the rank that has answered, if a call waits for a rank that will begin no more."""
-        for rank, answer in exit_handshake.answers():
+        for rank, answer in questions.answers(WHERE):
+            position: Position = answer.value
             for group in groups:
-                if group.name == answer.group:
+                if group.name == position.group:
                     inquiries.heard(group, rank, answer)
-            for each in waiting if answer.left else ():
+            for each in waiting if position.left else ():
                 group, peer = each.group, each.peer
-                if group.name != answer.group or rank not in group.global_ranks:
+                if group.name != position.group or rank not in group.global_ranks:
                     continue
-                never = answer.begun < group.line.started if peer == EVERYBODY else peer == group.global_ranks.index(rank)
+                never = position.begun < group.line.started if peer == EVERYBODY else peer == group.global_ranks.index(rank)
                 if never or (peer is None and group.size == 2):
                     if survivors.possible():
-                        exit_handshake.ask(rank, Question("", DISMISSED))  # so that the others get PeerLost
+                        questions.ask([rank], Question(DISMISSED))  # so that the others get PeerLost
                     else:
-                        what = last_words.about(rank, f"waits for rank {rank}, {answer.left}")
-                        _give_up(each, what, [Absent(rank, answer.words, True)])
+                        what = last_words.about(rank, f"waits for rank {rank}, {position.left}")
+                        _give_up(each, what, [Absent(rank, position.words, True)])
 
     def _ask(self, waiting: Sequence[Waiting], now: float) -> None:
         """Asks the ranks that calls wait for; of those on this node only whether their programs have ended."""
@@ -281,7 +282,7 @@ class Watchdog:
             seen = [rank for rank in peers if rank not in unseen and rank != group.global_ranks[group.rank]]
             if seen and waited_s > PATIENCE_S:
                 start = sum(rank < group.global_ranks[group.rank] for rank in seen)  # so that not all ask the same one
-                exit_handshake.ask(seen[(start + self._asked) % len(seen)], Question(group.name))
+                questions.ask([seen[(start + self._asked) % len(seen)]], Question(WHERE, (group.name, 0)))
         self._asked += 1
 
     def _compare(self, waiting: Waiting) -> None:
@@ -308,11 +309,12 @@ def _end_lost(groups: Sequence[GroupState]) -> None:
             group.channel.revoke()
 
 
-def _answer(groups: Sequence[GroupState], ended: Mapping[str, tuple[int, str]], question: Question) -> Answer | None:
+def _answer(groups: Sequence[GroupState], ended: Mapping[str, tuple[int, str]], source: int, question: Question) -> Answer | None:
     """Answers another rank."""
-    if question.number != SHOW:
-        return inquiries.own_answer(groups, question, ended)
-    for group in [group for group in groups if group.name == question.group]:
+    if question.kind == WHERE:
+        name, number = question.about
+        return question.answered(inquiries.own_position(groups, name, number, ended))
+    for group in [group for group in groups if question.kind == SHOW and group.name == question.about[0]]:
         _show_stacks(group, "another rank asks where this one is")
     return None
 
@@ -403,8 +405,8 @@ def _show_others(group: GroupState, ranks: Sequence[int]) -> None:
     for rank in ranks[:MOST_SHOWN]:
         if rank in seen and group.ledger is not None:
             group.ledger.boards.ask(rank)
-        elif exit_handshake.possible():
-            exit_handshake.ask(rank, Question(group.name, SHOW))
+        elif questions.possible():
+            questions.ask([rank], Question(SHOW, (group.name, 0)))
     if ranks:
         time.sleep(STACK_S)
 

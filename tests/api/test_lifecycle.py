@@ -13,7 +13,6 @@ from mpi4py import MPI
 import mpicoll as dist
 from mpicoll._engine.registry import registry
 from mpicoll._faults import inquiries
-from mpicoll._faults.exit_handshake import Question
 from mpicoll._faults.watchdog import watchdog
 from tests.support import agree, raised_by
 
@@ -38,8 +37,8 @@ def test_a_group_of_an_earlier_world_is_not_taken_for_its_namesake(no_world: Non
         kept = registry.find(group.group_name)
         for _ in range(calls):
             summed(group)
-        answer = inquiries.own_answer(watchdog._all(), Question(group.group_name), {})
-        begun.append((group.group_name, answer and answer.begun, kept in watchdog._all()))
+        position = inquiries.own_position(watchdog._all(), group.group_name, 0, {})
+        begun.append((group.group_name, position.begun, kept in watchdog._all()))
         dist.destroy_process_group()
         assert kept not in watchdog._all()
     (first, *_), (second, *_) = begun

@@ -19,6 +19,7 @@ from torch.distributed import distributed_c10d
 
 import mpicoll
 from mpicoll._c10d import store
+from mpicoll._faults.questions import KEYS, Answer, Question
 from mpicoll._mpi.library import MPI
 from tests.c10d.test_rendezvous import listening
 from tests.launch.jobs import run
@@ -286,9 +287,9 @@ def test_functions_of_atexit_may_still_ask(tmp_path: Path) -> None:
 class Messages:
     """A communicator on which the questions of any number of ranks have come. Keeps what is sent."""
 
-    def __init__(self, questions: Iterator[tuple[int, store.Question]]) -> None:
+    def __init__(self, questions: Iterator[tuple[int, Question]]) -> None:
         self._come = deque((rank, pickle.dumps(tuple(question))) for rank, question in questions)
-        self.sent: dict[int, store.Answer] = {}
+        self.sent: dict[int, Answer] = {}
 
     def Iprobe(self, source: int, tag: int, status: MPI.Status) -> bool:
         if self._come:
@@ -304,7 +305,7 @@ class Messages:
 
     def isend(self, content: tuple[Any, ...], rank: int, tag: int) -> MPI.Request:
         assert rank not in self.sent
-        self.sent[rank] = store.Answer(*content)
+        self.sent[rank] = Answer(*content)
         return MPI.REQUEST_NULL
 
 
@@ -312,17 +313,17 @@ def test_ten_thousand_ranks_cost_two_messages_for_each_call_and_nothing_else() -
     """Each sets its key; then each waits for the keys of all, the last of which comes later."""
     ranks, keys = range(1, 10_000), store.Keys()
 
-    def look(call: Any = None) -> dict[int, store.Answer]:
+    def look(call: Any = None) -> dict[int, Answer]:
         """What rank 0 answers when each rank has called this; None: nobody has."""
         numbers = itertools.count(1)
-        comm = Messages((rank, store.Question(0, next(numbers), call(rank), 60.0)) for rank in (ranks if call else ()))
+        comm = Messages((rank, Question(KEYS, (0, *call(rank), 60.0), next(numbers))) for rank in (ranks if call else ()))
         keys.mpi = SimpleNamespace(comm=comm, lock=nullcontext())  # type: ignore[assignment]
         keys.look()
         return comm.sent
 
     wanted = [str(rank) for rank in range(1, 101)] + ["0"]
-    assert len(look(lambda rank: ("set", str(rank), b"1"))) == len(ranks)
-    assert not look(lambda rank: ("multi_get", wanted))
+    assert len(look(lambda rank: ("set", (str(rank), b"1")))) == len(ranks)
+    assert not look(lambda rank: ("multi_get", (wanted,)))
     assert not look()
     keys.store.set("0", "last")
     sent = look()

@@ -8,8 +8,9 @@ from unittest.mock import Mock
 import pytest
 
 from mpicoll._base.facts import Facts
-from mpicoll._faults import exit_handshake, inquiries
-from mpicoll._faults.exit_handshake import Answer, Question
+from mpicoll._faults import inquiries, questions
+from mpicoll._faults.inquiries import Position
+from mpicoll._faults.questions import WHERE, Answer, Question
 from mpicoll._mpi import library, runtime, survivors
 from mpicoll._mpi.library import MPI
 from tests.support import launch
@@ -37,7 +38,7 @@ class Asked(NamedTuple):
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
     """The questions that are sent."""
     found: list[Asked] = []
-    monkeypatch.setattr(exit_handshake, "ask", lambda rank, question: found.append(Asked(rank, question)))
+    monkeypatch.setattr(questions, "ask", lambda ranks, question: found.extend(Asked(rank, question) for rank in ranks))
     return found
 
 
@@ -46,7 +47,7 @@ def call(number: int) -> Facts:
 
 
 def answer(question: Question, begun: int, number: int) -> Answer:
-    return Answer(question.group, begun, "words", call=call(number), about=question.about)
+    return question.answered(Position(question.about[0], begun, "words", call=call(number)))
 
 
 def test_a_late_answer_is_about_the_collective_of_its_question(asked: list[Asked]) -> None:
@@ -79,7 +80,7 @@ def test_no_answer_arrives_while_a_rank_dies(monkeypatch: pytest.MonkeyPatch) ->
     comm.Iprobe.side_effect = MPI.Exception(MPI.ERR_OTHER)
     monkeypatch.setattr(runtime, "world_comm", lambda: comm)
     monkeypatch.setattr(runtime, "current", lambda: Mock(lock=threading.Lock()))
-    assert exit_handshake.answers() == []
+    assert questions.answers(WHERE) == []
     assert library.dead_processes
 
 
@@ -105,9 +106,9 @@ def test_a_rank_is_gone_once_it_has_left_the_world(asked: list[Asked]) -> None:
     assert inquiries.gone(world, [1, 2]) is None
     broken, left = (each.question for each in asked)
     half_done = "on which an exception has left its collective 1, barrier(), half done"
-    inquiries.heard(world, 1, Answer("0", 0, "words", half_done, about=broken.about))
+    inquiries.heard(world, 1, broken.answered(Position("0", 0, "words", half_done)))
     assert inquiries.gone(world, [1, 2]) is None
-    inquiries.heard(world, 2, inquiries.own_answer([], left, {"0": (3, "destroyed")}))
+    inquiries.heard(world, 2, left.answered(inquiries.own_position([], *left.about, {"0": (3, "destroyed")})))
     assert inquiries.gone(world, [1, 2]) == (2, "it has destroyed its default group")
 
 
