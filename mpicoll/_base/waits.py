@@ -43,7 +43,7 @@ BOARD_S = 5.0  # a collective stands on a board at least so long, in case anothe
 RAISES_S = _scaled(2.0, least_s=1.0)  # after an error on one rank: different calls may raise on the other one, too
 RECORDS_S = 4.0  # for the flight records of the other ranks
 ANSWER_OF_FIRST_S = 5.0  # rank 0 collects what the others say until the limit, and its answer reaches them later
-AT_END_S = _scaled(5.0)  # until a rank that has come to its end asks who has not; SILENT_S later it names them
+AT_END_S = _scaled(5.0) + SILENT_S  # until a rank that has come to its end names those that have not
 EXIT_S = _scaled(10.0, least_s=3.0)  # at exit, for the collectives that a rank has started
 HAS_COME_S = 1.0  # for a worker to say whether it has come to its shutdown
 ALIVE_S = 0.05  # between two looks at the processes of the other ranks, while a rank waits in shared memory

@@ -16,10 +16,9 @@ from mpicoll._base.torch_errors import OperationTimeout
 from mpicoll._engine.accesses import Accesses
 from mpicoll._engine.exchanges import Exchanges
 from mpicoll._engine.gathers import Gathers
-from mpicoll._engine.meeting import meet
 from mpicoll._engine.reductions import Reductions
 from mpicoll._engine.work import Work
-from mpicoll._faults import culprits
+from mpicoll._faults import culprits, roll_call
 from mpicoll._tensors import checks
 
 
@@ -51,7 +50,7 @@ class Communicator(Reductions, Gathers, Exchanges, Accesses):
         """Waits as `barrier` does, and names the ranks that did not come (collective)."""
         checks.timeout("monitored_barrier", timeout_s or 0)
         arguments = self, "monitored_barrier", None, timeout_s or self.timeout_s, bool, wait_all_ranks
-        self.run("monitored_barrier", (meet, arguments, ()), [])
+        self.run("monitored_barrier", (roll_call.of_group, arguments, ()), [])
 
     def get_comm(self) -> Any:
         """Returns the mpi4py communicator for the program's own MPI calls (collective on first use)."""

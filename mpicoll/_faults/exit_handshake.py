@@ -6,18 +6,13 @@ learn it from its answer (questions.py). A healthy job exchanges only the messag
 
 from __future__ import annotations
 
-import math
-import sys
-from collections.abc import Callable
-from time import monotonic
+from collections.abc import Callable, Sequence
 
-from mpicoll._base.waits import AT_END_S, NEXT_S, SILENT_S
 from mpicoll._faults import questions, roll_call
 from mpicoll._faults.inquiries import Position, ended
 from mpicoll._faults.ledger import counted
-from mpicoll._faults.questions import DISMISSED, END, WHERE, Answer, Question
+from mpicoll._faults.questions import DISMISSED, WHERE, Answer, Question
 from mpicoll._mpi import abort, library, runtime, survivors
-from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.library import MPI
 
 MOST_NAMED = 8  # ranks that have not come to their end
@@ -45,44 +40,30 @@ def leave(begun: Callable[[str], int], meanwhile: Callable[[], object], state: C
         meanwhile: Called again and again until then.
         state: Returns what is known of a rank's process, in words; empty: nothing.
     """
-    comm, lowest = runtime.world_comm(), True  # as far as this rank knows
-    rank, size = (0, 1) if comm is None or runtime.finalized() else (comm.Get_rank(), comm.Get_size())
+    comm = runtime.world_comm()
 
     def said(source: int, question: Question) -> Answer:
-        nonlocal lowest
         if question.kind == DISMISSED:
             abort.die("this rank has ended, and other ranks wait for it; it counts as dead")
-        if question.kind == END:
-            lowest = lowest and source > rank
-            return question.answered(True)
         group, _ = question.about
         number = begun(group)
         left = f"whose program has ended (after {counted(number)} on this group)"
         return question.answered(Position(group, number, ended(number), left))
 
+    def answer() -> None:
+        questions.serve(WHERE, said)
+        questions.answers(WHERE)
+        meanwhile()
+
+    def named(missing: Sequence[int]) -> str:
+        words = [f"rank {other}{state(other)}" for other in missing[:MOST_NAMED]]
+        more = f" and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
+        return f"has come to the end of its program and waits for {'; '.join(words)}{more}"
+
     if runtime.finalized() or (survivors.possible() and _leave_survivors(said, meanwhile)):
         return
-    if not _all_come or comm is None or size == 1:
-        return
-    others, come = [other for other in range(size) if other != rank], set[int]()
-    asks, names = monotonic() + AT_END_S + rank * NEXT_S, math.inf
-    barrier, backoff = comm.Ibarrier(), Backoff()
-    while not barrier.Test():
-        questions.serve(WHERE, said)
-        come.update(source for source, answer in questions.answers(WHERE) if answer.kind == END)
-        roll_call.turn_away(comm)
-        meanwhile()
-        now = monotonic()
-        if now > asks and lowest:
-            asks, names = math.inf, now + SILENT_S
-            questions.ask(others, Question(END))
-        if now > names and lowest:
-            names = math.inf
-            words = [f"rank {other}{state(other)}" for other in others if other not in come]
-            more = f" and {len(words) - MOST_NAMED} more" if len(words) > MOST_NAMED else ""
-            what = f"has come to the end of its program and waits for {'; '.join(words[:MOST_NAMED])}{more}"
-            print(f"mpicoll: rank {rank} of {size} {what}", file=sys.stderr, flush=True)
-        backoff.pause()
+    if _all_come and comm is not None and comm.Get_size() > 1:
+        roll_call.at_end(comm, answer, named)
 
 
 def _leave_survivors(said: Callable[[int, Question], Answer | None], meanwhile: Callable[[], object]) -> bool:

@@ -3,7 +3,6 @@
     kind        who asks                                    who answers                     what
     WHERE       a watchdog, for a call that has waited      watchdog, `leave`               a `Position` in the group ``about``
     SHOW        a watchdog that is about to end the job     watchdog: no answer; `leave`    it shows where its program is
-    END         the lowest rank that waits in `leave`       `leave`                         True: it has come to its end
     DISMISSED   a watchdog, in a job that goes on           `leave`: no answer              it counts as dead, and ends
     KEYS        any thread, of the store of its world       the store of rank 0             what the method returns, or its error
 
@@ -20,9 +19,9 @@ from mpicoll._mpi import arrivals, runtime, survivors
 from mpicoll._mpi.library import MPI
 from mpicoll._mpi.runtime import Runtime
 
-WHERE, SHOW, END, DISMISSED, KEYS = "where", "show", "end", "dismissed", "keys"
+WHERE, SHOW, DISMISSED, KEYS = "where", "show", "dismissed", "keys"
 # Tags of the questions; the answers have the next one. One thread at a time receives what has a tag.
-TAGS = {WHERE: 1, SHOW: 1, END: 1, DISMISSED: 1, KEYS: 3}
+TAGS = {WHERE: 1, SHOW: 1, DISMISSED: 1, KEYS: 3}
 
 
 class Answer(NamedTuple):

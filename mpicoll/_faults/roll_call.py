@@ -1,9 +1,9 @@
-"""Waits until the ranks that make a group together have all come, and names those that have not.
+"""Ranks meet: they wait until all have come, and name those that have not.
 
-MPI's own calls that make a communicator wait for ever. So the ranks meet before them, without a store:
+MPI's own calls that make a communicator wait for ever, and its collectives, too. So ranks meet before them, without a store:
 
-    the first rank   receives an empty message from each other rank, then sends each an empty message
-    another rank     sends an empty message to the first rank, and receives one from it
+    the first rank   receives a value from each other rank, then sends each what it finds in the values
+    another rank     sends its value to the first rank, and receives that
 
 Nothing else is sent if all ranks come. A rank that waits calls the roll, once after some seconds, and once at the time limit:
 
@@ -16,24 +16,28 @@ Nothing else is sent if all ranks come. A rank that waits calls the roll, once a
 A rank whose program has ended says so to all who wait for it (`turn_away`), and they raise at once. Of one that has destroyed its
 world and lives on, the lowest rank that waits learns it from its board, or asks it (`inquiries.gone`), and tells the others.
 
-So all ranks raise, and may try again together. Every attempt has a tag of its own; messages of earlier ones are never received.
+So all ranks raise, and may try again together. Every attempt to make a group has a tag of its own; messages of earlier ones are
+never received. A group that exists has one tag for its meetings: the first one that fails is the last one.
 """
 
 from __future__ import annotations
 
+import math
 import pickle
 import sys
 import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NoReturn
 
 from mpicoll._base import last_words
 from mpicoll._base.torch_errors import OperationTimeout
-from mpicoll._base.waits import ANSWER_S, LEAST_MEETING_S, NEXT_S, PATIENCE_AT_START_S, PATIENCE_S, SHORT_LOOK_S
+from mpicoll._base.waits import ANSWER_OF_FIRST_S, ANSWER_S, AT_END_S, LEAST_MEETING_S, NEXT_S, PATIENCE_AT_START_S, PATIENCE_S
 from mpicoll._faults import time_limit
+from mpicoll._faults.group_state import GroupState
 from mpicoll._faults.ledger import PROGRAM_ENDED
 from mpicoll._mpi import arrivals, library, survivors
 from mpicoll._mpi.backoff import Backoff
@@ -41,8 +45,9 @@ from mpicoll._mpi.errors import not_made, peer_lost
 from mpicoll._mpi.library import MPI
 from mpicoll._mpi.runtime import Runtime
 
-FIRST_TAG = 16  # those below belong to other messages on the same communicator
-ASK, HERE, MISSING, LEFT = "ask", "here", "missing", "left"
+TAG = 5  # on the communicator of a group; questions have 1 to 4
+FIRST_TAG = 16  # on the communicator of a runtime
+COME, FOUND, ASK, HERE, MISSING, LEFT = "come", "found", "ask", "here", "missing", "left"
 Gone = Callable[[Sequence[int]], "tuple[int, str] | None"]  # one of these ranks of the world that cannot come, and why
 
 
@@ -51,7 +56,6 @@ class _State:
 
     def __init__(self) -> None:
         self.attempts: Counter[tuple[str, tuple[int, ...], str]] = Counter()  # how often its ranks have met
-        self.called: set[int] = set()  # tags of attempts with a roll call: its messages may come when nobody waits any more
         self.duplicate: tuple[MPI.Intracomm, MPI.Request] | None = None  # of it, that is being made
 
 
@@ -81,17 +85,17 @@ def _connect(runtime: Runtime, operation: str, limit_s: float) -> None:
     with runtime.lock:
         state.duplicate = state.duplicate or runtime.base.Idup()
     comm, request = state.duplicate
-    roll_call = _RollCall(runtime, runtime.base, range(runtime.size), operation, limit_s)
+    meeting = _attempt(runtime, runtime.base, range(runtime.size), operation, limit_s)
     try:
         # Ranks come here tens of milliseconds apart: they load our modules first. A rank that yields instead of sleeping still
         # runs half of the time, on a core that a loading rank needs.
-        roll_call.wait(lambda: _ended(runtime, [request]), PATIENCE_AT_START_S, Backoff(yield_s=0.0))
+        meeting.wait(lambda: _ended(runtime, request), PATIENCE_AT_START_S, Backoff(yield_s=0.0))
     except MPI.Exception:
         state.duplicate = None
         raise
     state.duplicate = None
     runtime.connect(comm)
-    roll_call.look()  # the others may have given up before this rank came
+    meeting.look()  # the others may have given up before this rank came
 
 
 def members(
@@ -105,57 +109,118 @@ def members(
         OperationTimeout: A rank has not come within the limit. Raised on all ranks, with its number.
         PeerLost, MPI.Exception: A rank has died.
     """
-    if len(ranks) == 1:
-        return
-    comm, roll_call = runtime.comm, _RollCall(runtime, runtime.comm, ranks, operation, limit_s, about)
-    roll_call.gone = gone
-    first, tag, empty = ranks[0], roll_call.tag, [bytearray(1), 0, MPI.BYTE]
-    leads = first == runtime.rank
-    others = [rank for rank in ranks if rank != first]
-    with runtime.lock:
-        awaited = [comm.Irecv(empty, rank, tag) for rank in (others if leads else [first])]
-        sent = [] if leads else [comm.Isend(empty, first, tag)]
+    if len(ranks) > 1:
+        meeting = _attempt(runtime, runtime.comm, ranks, operation, limit_s, about)
+        meeting.gone = gone
+        meeting.meet(patience_s=PATIENCE_S)
+
+
+def of_group(
+    group: GroupState,
+    operation: str,
+    value: Any,
+    limit_s: float,
+    judge: Callable[[dict[int, Any]], Any] = bool,
+    all_named: bool = True,
+) -> Any:
+    """Returns on all ranks what ``judge`` finds in the ranks' values, on rank 0 (collective).
+
+    Raises:
+        OperationTimeout: A rank did not come. Raised on every rank that came; names all global ranks that did not, or the first.
+            The group is unusable afterwards.
+    """
+    meeting = _Meeting(
+        group.channel.runtime, group.channel.comm, range(group.size), TAG, group.where(operation), limit_s,
+        late_s=(ANSWER_OF_FIRST_S - ANSWER_S) * (group.rank > 0), numbers=group.global_ranks, all_named=all_named,
+    )  # fmt: skip
     try:
-        roll_call.wait(lambda: _ended(runtime, awaited), PATIENCE_S)
-        roll_call.look()  # the others may have asked, or given up, before this rank came
-        if leads:
-            with runtime.lock:
-                sent = [comm.Isend(empty, rank, tag) for rank in others]
-    except OperationTimeout:
-        with runtime.lock:
-            for request in awaited:
-                if request:
-                    request.Cancel()
-                    request.Wait()
+        return meeting.meet(value, judge)  # the watchdog says who is late
+    except OperationTimeout as error:
+        group.fail(error)
         raise
-    finally:
-        with runtime.lock:
-            arrivals.keep(sent)
+
+
+def at_end(comm: MPI.Intracomm, answer: Callable[[], object], named: Callable[[Sequence[int]], str]) -> None:
+    """Returns once all ranks of the communicator have called this (collective), however late.
+
+    ``answer``: called again and again until then. ``named``: returns what is said of missing ranks, after "rank 0 of 2".
+    """
+    runtime, barrier = Runtime(comm, own=True), comm.Ibarrier()
+    meeting = _Meeting(runtime, comm, range(runtime.size), TAG, f"rank {runtime.rank} of {runtime.size}", math.inf)
+    meeting.said = lambda missing, waited_s: named(missing)
+
+    def ended() -> bool:
+        answer()
+        turn_away(comm)
+        return barrier.Test()
+
+    meeting.wait(ended, AT_END_S - ANSWER_S)
 
 
 def turn_away(comm: MPI.Intracomm) -> None:
     """Tells all ranks that wait for this one that its program has ended. Receives whatever has come on ``comm`` for meetings."""
     while (arrived := arrivals.first(comm, MPI.ANY_SOURCE, MPI.ANY_TAG)) is not None and arrived.tag >= FIRST_TAG:
-        content = arrived.received(comm)
-        met = (arrived.tag - FIRST_TAG) % 2 == 0  # the empty message of a meeting; otherwise one of its roll call
-        if met or pickle.loads(content)[0] == ASK:
-            arrivals.send(comm, (LEFT,), [arrived.source], arrived.tag + met)
+        if pickle.loads(arrived.received(comm))[0] in (COME, ASK):
+            arrivals.send(comm, (LEFT,), [arrived.source], arrived.tag)
 
 
-class _RollCall:
-    """The waiting of one rank for the other ranks of an attempt."""
+def _attempt(
+    runtime: Runtime, comm: MPI.Intracomm, ranks: Sequence[int], operation: str, limit_s: float, about: str = ""
+) -> _Meeting:
+    """The next attempt of these ranks to meet. Shorter limits count as one of `LEAST_MEETING_S`."""
+    attempts, key = _state(comm).attempts, (operation, tuple(ranks), about)
+    attempts[key] += 1
+    tag = FIRST_TAG + zlib.crc32(repr((key, attempts[key])).encode()) % (runtime.tag_ub - FIRST_TAG)
+    where = f"{operation} (rank {runtime.rank} of {runtime.size})"
+    return _Meeting(runtime, comm, ranks, tag, where, limit_s, late_s=max(0.0, LEAST_MEETING_S - limit_s))
 
-    def __init__(
-        self, runtime: Runtime, comm: MPI.Intracomm, ranks: Sequence[int], operation: str, limit_s: float, about: str = ""
-    ) -> None:
-        self.gone: Gone = lambda ranks: None
-        self._runtime, self._comm, self._operation, self._limit_s = runtime, comm, operation, limit_s
-        self._others = [rank for rank in ranks if rank != runtime.rank]
-        attempts, key = _state(comm).attempts, (operation, tuple(ranks), about)
-        attempts[key] += 1
-        number = zlib.crc32(repr((key, attempts[key])).encode())
-        self.tag = FIRST_TAG + 2 * (number % ((runtime.tag_ub - FIRST_TAG) // 2))  # the next one is that of the roll call
-        self._present: set[int] = set()
+
+def _late(missing: Sequence[int], waited_s: float) -> str:
+    who = f"Rank {missing[0]} has" if len(missing) == 1 else f"Ranks {', '.join(map(str, missing))} have"
+    return f"has waited for {waited_s:.0f} s. {who} not come"
+
+
+@dataclass(eq=False)
+class _Meeting:
+    """The waiting of one rank for the other ranks of an attempt.
+
+    Attributes:
+        ranks: Of ``comm``, those that meet.
+        late_s: Seconds after the limit until this rank gives up.
+        numbers: In the world, by rank of ``comm``; empty: the same.
+        all_named: Whether an error names all missing ranks, not only the first one.
+    """
+
+    runtime: Runtime
+    comm: MPI.Intracomm
+    ranks: Sequence[int]
+    tag: int
+    where: str
+    limit_s: float
+    late_s: float = 0.0
+    numbers: Sequence[int] = ()
+    all_named: bool = True
+    gone: Gone = lambda ranks: None
+    said: Callable[[Sequence[int], float], str] = _late
+
+    def __post_init__(self) -> None:
+        self.rank, self.first = self.comm.Get_rank(), self.ranks[0]
+        self.others = [rank for rank in self.ranks if rank != self.rank]
+        self.present: set[int] = set()
+        self.values: dict[int, Any] = {}  # on the first rank
+        self.found: list[Any] = []  # what the first rank has found in them
+
+    def meet(self, value: Any = None, judge: Callable[[dict[int, Any]], Any] = bool, patience_s: float = math.inf) -> Any:
+        """Returns on all ranks what ``judge`` finds in the ranks' values, on the first rank."""
+        if self.rank == self.first:
+            self.values[self.rank] = value
+            self.wait(lambda: len(self.values) > len(self.others), patience_s)
+            self.found = [judge(self.values)]
+            self._send(self.others, FOUND, *self.found)
+        else:
+            self._send([self.first], COME, value)
+            self.wait(lambda: bool(self.found), patience_s)
+        return self.found[0]
 
     @time_limit.suspended()
     def wait(self, done: Callable[[], bool], patience_s: float, backoff: Backoff | None = None) -> None:
@@ -164,33 +229,32 @@ class _RollCall:
         Raises:
             OperationTimeout: The limit has passed here or on another rank.
         """
-        backoff = backoff or Backoff()
-        begun = looked = time.monotonic()
-        calls, named = begun + patience_s + NEXT_S * sum(rank < self._runtime.rank for rank in self._others), False
-        while not done():
+        backoff, begun, named = backoff or Backoff(), time.monotonic(), False
+        calls = begun + patience_s + NEXT_S * sum(rank < self.rank for rank in self.others)
+        while True:
+            self.look()
+            if done():
+                return
             now = time.monotonic()
-            if now - begun > max(self._limit_s, LEAST_MEETING_S):
-                if self._answered(done):
+            if now - begun > self.limit_s + self.late_s:
+                if not self.values and self._answered(done):  # otherwise it knows without asking
                     return
                 self._give_up(self._missing())
-            if now - looked > SHORT_LOOK_S:
-                looked = now
-                self.look()
             if now > calls and self._is_lowest():
                 gone = self.gone(self._missing())  # before the roll: answers of other nodes take longer
                 if not named and self._answered(done):
                     return
                 if gone is not None:
                     self._give_up([gone[0]], gone[1])
-                if not named:
-                    self._name_missing(now - begun)
+                if not named and self._missing() and self._is_lowest():
+                    print(f"mpicoll: {self.where} {self.said(self._missing(), now - begun)}", file=sys.stderr, flush=True)
                 calls, named = time.monotonic() + ANSWER_S, True
             backoff.pause()
 
     def _answered(self, done: Callable[[], bool]) -> bool:
         """Calls the roll: asks all other ranks, and receives their answers. Returns whether ``done`` has become true."""
-        self._keep_for_finalize()
-        self._send(self._others, ASK)
+        self._expect_more()
+        self._send(self.others, ASK)
         deadline = time.monotonic() + ANSWER_S
         while time.monotonic() < deadline:
             self.look()
@@ -200,69 +264,78 @@ class _RollCall:
         return False
 
     def _missing(self) -> list[int]:
-        return [rank for rank in self._others if rank not in self._present]
+        return [rank for rank in self.others if rank not in self.present]
+
+    def _numbers(self, ranks: Sequence[int]) -> list[int]:
+        return [self.numbers[rank] if self.numbers else rank for rank in ranks]
 
     def _is_lowest(self) -> bool:
         """Whether no lower rank is known to wait, too."""
-        return self._runtime.rank < min(self._present, default=self._runtime.size)
-
-    def _name_missing(self, waited_s: float) -> None:
-        missing = self._missing()
-        if missing and self._is_lowest():
-            who = f"Rank {missing[0]} has" if len(missing) == 1 else f"Ranks {', '.join(map(str, missing))} have"
-            print(f"mpicoll: {self._where()} has waited for {waited_s:.0f} s. {who} not come", file=sys.stderr, flush=True)
+        return self.rank < min(self.present, default=self.runtime.size)
 
     def look(self) -> None:
-        """Receives what other ranks have sent, and answers. Raises OperationTimeout if one has given up or ended, or PeerLost."""
-        asked, received = [], list[tuple[int, Any]]()
-        with self._runtime.lock, survivors.Tolerated():
-            dead = survivors.failed(self._comm) if survivors.possible() else ()
-            if any(rank in self._others for rank in dead) or (dead and self._runtime.base.Is_revoked()):
-                raise peer_lost(self._where(), dead)
+        """Receives what other ranks have sent, and answers.
+
+        Raises:
+            OperationTimeout: One of them has given up, or has ended.
+            PeerLost, MPI.Exception: One of them has died.
+        """
+        asked, received, revoked = [], list[tuple[int, Any]](), False
+        with self.runtime.lock, survivors.Tolerated():
+            dead = survivors.failed(self.comm) if survivors.possible() else ()
+            if any(rank in self.others for rank in dead) or (dead and self.runtime.base.Is_revoked()):
+                raise peer_lost(self.where, tuple(self._numbers(dead)))
             if dead:
-                self._comm.Ack_failed(len(dead))  # messages from any rank can be received again, if it lives
-            received.extend(arrivals.objects(self._comm, self.tag + 1))
+                self.comm.Ack_failed(len(dead))  # messages from any rank can be received again, if it lives
+            revoked = survivors.possible() and self.comm.Is_revoked()
+            received.extend(arrivals.objects(self.comm, self.tag))
+        if revoked:
+            raise MPI.Exception(MPI.ERR_PROC_FAILED)
         for source, (kind, *rest) in received:
-            self._present.add(source)
+            self.present.add(source)
+            if kind == COME:
+                self.values[source] = rest[0]
+            if kind == FOUND:
+                self.found = rest
             if kind == LEFT:
                 self._give_up([source], PROGRAM_ENDED)
             if kind == MISSING:
                 raise self._error(*rest)
             if kind == ASK:
                 asked.append(source)
-        self._send(asked, HERE)
+        if asked:
+            self._send(asked, HERE)
 
     def _send(self, ranks: Sequence[int], *message: Any) -> None:
-        with self._runtime.lock:
-            arrivals.send(self._comm, message, ranks, self.tag + 1)
-
-    def _where(self) -> str:
-        return f"{self._operation} (rank {self._runtime.rank} of {self._runtime.size})"
+        with self.runtime.lock:
+            arrivals.send(self.comm, message, ranks, self.tag)
 
     def _give_up(self, missing: Sequence[int], reason: str = "") -> NoReturn:
         """Raises on all ranks that wait. ``reason``: why the missing cannot come; empty: the limit has passed."""
-        error = self._error(missing, reason, self._limit_s)
-        self._send(self._others, MISSING, missing, reason, self._limit_s)
+        error = self._error(missing, reason, self.limit_s)
+        self._send(self.others, MISSING, missing, reason, self.limit_s)
         raise error
 
     def _error(self, missing: Sequence[int], reason: str, limit_s: float) -> OperationTimeout:
-        self._keep_for_finalize()
+        self._expect_more()
+        ranks = self._numbers(missing if self.all_named else missing[:1])
         if reason:
-            text = last_words.about(missing[0], f"rank {', '.join(map(str, missing))} cannot come: {reason}")
-        elif missing:
-            text = f"Timed out: {last_words.late(missing, limit_s)}"
+            text = last_words.about(ranks[0], f"rank {', '.join(map(str, ranks))} cannot come: {reason}")
+        elif ranks:
+            text = f"Timed out: {last_words.late(ranks, limit_s)}"
         else:
             text = f"Timed out: no end within the timeout of {limit_s:g} s, although all ranks have come"
-        return OperationTimeout(f"{self._where()}: {text}")
+        return OperationTimeout(f"{self.where}: {text}")
 
-    def _keep_for_finalize(self) -> None:
-        _drain_at_finalize()
-        _state(self._comm).called.add(self.tag)
+    def _expect_more(self) -> None:
+        """Messages of a roll call may come when nobody waits any more."""
+        if self.comm == MPI.COMM_WORLD:
+            _called().add(self.tag)
 
 
-def _ended(runtime: Runtime, requests: list[MPI.Request]) -> bool:
+def _ended(runtime: Runtime, request: MPI.Request) -> bool:
     with runtime.lock:
-        return bool(MPI.Request.Testall(requests))
+        return bool(request.Test())
 
 
 def _state(comm: MPI.Intracomm) -> _State:
@@ -275,15 +348,16 @@ def _state(comm: MPI.Intracomm) -> _State:
 
 
 @cache
-def _drain_at_finalize() -> None:
-    """MPICH's MPI_Finalize fails if messages on MPI_COMM_WORLD have not been received."""
-    called = _state(MPI.COMM_WORLD).called
+def _called() -> set[int]:
+    """Tags on MPI_COMM_WORLD, for which MPICH's MPI_Finalize fails if messages have not been received."""
+    tags = set[int]()
 
     def drain() -> None:
-        for tag in called:
-            list(arrivals.objects(MPI.COMM_WORLD, tag + 1))
+        for tag in tags:
+            list(arrivals.objects(MPI.COMM_WORLD, tag))
 
     library.before_finalize(drain)
+    return tags
 
 
 @cache

@@ -161,7 +161,7 @@ def test_a_refusal_on_every_rank_is_nobodys_mismatch(group: Any, rank: int, size
 def test_a_rank_that_does_not_come_is_named(world: object, rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check notices the limit after a nap, and raises. The watchdog looks meanwhile, and does not end the job."""
     ends = list[Any]()
-    monkeypatch.setattr("mpicoll._engine.meeting.Backoff", partial(Backoff, naps=Naps(0.6, 0.6, 0.0)))
+    monkeypatch.setattr("mpicoll._faults.roll_call.Backoff", partial(Backoff, naps=Naps(0.6, 0.6, 0.0)))
     monkeypatch.setattr("mpicoll._faults.watchdog._end", lambda *words: ends.append(words))
     with compared():
         group = mpicoll.new_group(timeout=timedelta(seconds=1))

@@ -11,7 +11,7 @@ import torch
 
 import mpicoll as dist
 from mpicoll._api import groups
-from mpicoll._engine import meeting
+from mpicoll._faults import roll_call
 from tests.support import agree, everyone, raised_by
 from tests.support.doors import doors
 
@@ -154,8 +154,22 @@ def test_monitored_barrier_names_who_did_not_come(all_of_them: bool, rank: int, 
     dist.destroy_process_group(group)
 
 
+@pytest.mark.min_ranks(2)
+def test_a_rank_that_comes_too_late_to_monitored_barrier_hears_so_at_once(rank: int, size: int) -> None:
+    """It waited for its own limit, and some seconds more."""
+    group, late = dist.new_group(), size - 1
+    if rank == late:
+        time.sleep(1.5)
+    since = time.monotonic()
+    error = raised_by(lambda: dist.monitored_barrier(group, timedelta(seconds=60 if rank == late else 1)))
+    took_s = time.monotonic() - since
+    said = f"rank {late} did not come within the timeout of 1 s"
+    agree(isinstance(error, dist.OperationTimeout) and said in str(error) and took_s < 5, (took_s, repr(error)))
+    dist.destroy_process_group(group)
+
+
 def test_monitored_barrier_when_rank_0_is_missing(rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "ANSWER_OF_FIRST_S", 0.5)
+    monkeypatch.setattr(roll_call, "ANSWER_OF_FIRST_S", 0.5)
     group, error = dist.new_group(), None
     if rank != 0:
         error = raised_by(lambda: dist.monitored_barrier(group, timedelta(seconds=0.2)))

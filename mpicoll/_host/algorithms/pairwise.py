@@ -30,7 +30,7 @@ from mpicoll._tensors.calls import DifferentCalls
 TESTED_FROM = 64 << 10
 PIECE = 256 << 10  # bytes; see Note [Pieces]
 REST_S = 1.0  # seconds; a rank sends all pieces before it waits for any of them
-TAG = 0  # below OWN_TAGS; _engine/meeting.py has 1 and 2
+TAG = 0  # below OWN_TAGS; _faults/roll_call.py has 5
 T = TypeVar("T")
 
 
