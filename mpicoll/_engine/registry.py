@@ -115,7 +115,7 @@ class Registry:
             attending = attendance.of_group(ledger.boards, key, global_ranks, host.rank)
         communicator = (CheckedCommunicator if agreed.checks else Communicator)(
             name=name, channel=channel, global_ranks=global_ranks, timeout_s=timeout_s, queue=queue, host=host, devices=above,
-            closer=self.close, key=str(tag), ledger=ledger, attendance=attending,
+            closer=self.close, expired=recorder.expired, key=str(tag), ledger=ledger, attendance=attending,
             unseen=tuple(rank for rank in global_ranks if rank not in seen),
         )  # fmt: skip
         if not self._groups and communicator.rank == 0:

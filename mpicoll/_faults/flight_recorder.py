@@ -62,13 +62,12 @@ class FlightRecorder:
         self._handles_signal = False
         self._folder: Path | None = None  # MPICOLL_DUMP_DIR at the start: the program may change its current directory
         self._request = 0.0  # when the file `request` was last touched, as far as this rank knows; 0: never
-        self._expired = False
+        self._has_expired = False
         self._looked = 0.0  # when `look` has looked
 
     def start(self, rank: int, size: int, groups: Callable[[], Iterable[GroupState]], messages: Messages) -> None:
         """Starts the thread. ``rank`` and ``size``: of the world; ``groups`` and ``messages`` return what is open and pending."""
         self._rank, self._size, self._groups, self._messages = rank, size, groups, messages
-        GroupState.expired = self._on_expiry
         if self._thread is not None:
             return
         if self._pipe is None:
@@ -126,7 +125,7 @@ class FlightRecorder:
         offset = now - time.monotonic()
         return {
             "version": VERSION, "mpicoll": mpicoll.__version__, "rank": self._rank, "world_size": self._size,
-            "reason": reason, "expired": self._expired,
+            "reason": reason, "expired": self._has_expired,
             "host": socket.gethostname(), "pid": os.getpid(), "time": now, "monotonic_offset": offset,
             "groups": [_group(group, offset) for group in self._groups()],
             "messages": [_message(*entry, offset) for entry in list(inside.values())],
@@ -169,11 +168,11 @@ class FlightRecorder:
             if reason == "SIGUSR2" or self._rank == 0:
                 self._say(f"flight record, because of {reason}: {path}")
 
-    def _on_expiry(self, reason: str, ends_job: bool) -> None:
+    def expired(self, reason: str, ends_job: bool) -> None:
         """Writes this rank's record, and makes the others write theirs: at the first error, and before the end of the job."""
-        if (self._expired and not ends_job) or self._size == 0 or runtime.in_forked_child():
+        if (self._has_expired and not ends_job) or self._size == 0 or runtime.in_forked_child():
             return
-        self._expired = True
+        self._has_expired = True
         try:
             if self._folder is not None:
                 self._dump_all(reason, self._folder)

@@ -72,9 +72,6 @@ class GroupState:
     """One process group, seen from one of its ranks."""
 
     checked: ClassVar[bool] = False  # ranks compare their calls before each collective
-    # Called when an operation has taken longer than its timeout, with the reason and whether the job ends; otherwise an error is
-    # raised. Set by flight_recorder.py; must not raise.
-    expired: ClassVar[Callable[[str, bool], None]] = staticmethod(lambda reason, ends_job: None)
     reconfigurable = False  # after a failure the ranks make another communicator: what waits need not begin in MPI
 
     name: str
@@ -83,6 +80,9 @@ class GroupState:
     timeout_s: float  # of operations without a timeout of their own
     queue: Order  # keeps the order of the group's collectives
     closer: Callable[[Any], None]  # called with the group
+    # Called when an operation has taken longer than its timeout, with the reason and whether the job ends; otherwise an error is
+    # raised. Must not raise.
+    expired: Callable[[str, bool], None]
     key: str  # a name that is equal on all members
     ledger: Ledger | None  # None: the ranks of the node cannot see each other's calls
     attendance: Nobody
@@ -146,7 +146,7 @@ class GroupState:
                 self.failure = error
                 self.call_abort_hooks()
             if isinstance(error, OperationTimeout):
-                GroupState.expired(str(error), False)
+                self.expired(str(error), False)
 
     def call_abort_hooks(self) -> None:
         """Calls the program's hooks, in the thread that has found that the group has failed, or that the job must end."""

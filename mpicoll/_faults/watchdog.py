@@ -372,7 +372,7 @@ def _end(waiting: Waiting, what: str, reason: str, absent: Sequence[Absent], aft
     time.sleep(lead_s * min(before, MOST_BEFORE) + waits.SETTLE_S * any(each.ended for each in absent))
     stacks.show(f"{group.where(waiting.operation)}: {what}")
     group.call_abort_hooks()
-    GroupState.expired(reason, True)
+    group.expired(reason, True)
     _show_others(group, [each.rank for each in absent if not each.never])
     if not absent:
         abort.abort(reason, f"{reason}: {what}")
@@ -393,7 +393,7 @@ def _end_mismatch(group: GroupState, mismatch: Mismatch) -> None:
     what = f"group {group.name!r}, collective number {number}: {facts.mismatch({other: calls[0], own: calls[1]})}"
     more = f"{values} With MPICOLL_CHECK=1 all ranks raise CollectiveMismatch before a tensor changes"
     print(f"mpicoll: {what}. {more}", file=sys.stderr, flush=True)
-    GroupState.expired("the ranks call different collectives", True)
+    group.expired("the ranks call different collectives", True)
     _show_stacks(group, "the calls differ")
     _show_others(group, [other])
     abort.abort("the ranks call different collectives", what)
