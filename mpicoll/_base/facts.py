@@ -95,6 +95,19 @@ class Facts(NamedTuple):
         return cls(**known)
 
 
+def last_collective(number: int, call: Facts | None, lasted_s: float | None, group: str = "this group", was: bool = False) -> str:
+    """Returns what a rank has done last on a group, in words. ``call``: None: it has begun no collective.
+
+    ``lasted_s``: for how long the rank has been in it; None: it has ended. ``was``: the rank itself has ended since.
+    """
+    is_, has = ("was", "had") if was else ("is", "has")
+    if call is None:
+        return f"it {has} begun no collective on {group}"
+    if lasted_s is None:
+        return f"its last collective on {group} {is_} number {number}, {call}, which {has} ended"
+    return f"it {is_} in its collective {number} on {group}, {call}, for {lasted_s:.0f} s"
+
+
 def _listed(sizes: list[int]) -> str:
     """All of a few sizes; of many the first ones and a checksum."""
     checksum = f", ...] ({len(sizes)}, checksum {zlib.crc32(repr(sizes).encode()):x})"

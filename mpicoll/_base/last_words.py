@@ -130,7 +130,7 @@ def why(text: str, status: int = 1, culprit: tuple[int, bool] | None = None, tra
         number = monitor.world.get(culprit[0], culprit[0])
         culprit = None if number < 0 else (number, culprit[1])
     blocking = [] if monitor is None else monitor.blocking()
-    line += next((f"; it was in {words}" for operation, words in blocking if operation not in line), "")
+    line += next((f"; {words}" for operation, words in blocking if operation not in line), "")
     return _write(why=line[:LONGEST], why_status=status, culprit=culprit, traceback=traceback) == b"known\n"
 
 

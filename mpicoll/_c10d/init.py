@@ -25,7 +25,7 @@ from mpicoll._base.errors import LaunchError
 from mpicoll._base.torch_errors import OperationTimeout
 from mpicoll._c10d import ddp, dynamo, failed_calls, hooks, names, requested_ranks, store, torch_world, wrapping
 from mpicoll._engine.registry import registry
-from mpicoll._faults import roll_call, time_limit
+from mpicoll._faults import roll_call, watch
 from mpicoll._mpi import abort, runtime, survivors
 from mpicoll._mpi.errors import MPIException, translate
 from mpicoll._tensors import checks
@@ -74,7 +74,7 @@ def init_process_group(original: Callable[..., Any], arguments: dict[str, Any]) 
             original(**arguments)
         return
     requested_ranks.warn_of_environment(mpi)
-    with time_limit.end_job_after("init_process_group", limit_s):
+    with watch.end_job_after("init_process_group", limit_s):
         _init_over_mpi(original, arguments, translated, mpi, limit_s)
 
 

@@ -36,7 +36,7 @@ from mpicoll._c10d.torch213.process_group import MpiProcessGroup
 from mpicoll._c10d.wrapping import SHRINK_NAMES
 from mpicoll._engine.registry import registry
 from mpicoll._engine.work import Work
-from mpicoll._faults import roll_call, time_limit
+from mpicoll._faults import roll_call, watch
 from mpicoll._mpi import runtime, survivors
 from mpicoll._mpi.errors import MPIException, not_made, peer_lost
 
@@ -108,7 +108,7 @@ def _meet(everyone: runtime.Runtime, ranks: Sequence[int], about: str, limit_s: 
     if survivors.lost(world=everyone):
         survivors.settle()
     try:
-        with time_limit.end_job_after("reconfigure", limit_s):
+        with watch.end_job_after("reconfigure", limit_s):
             roll_call.members(everyone, ranks, "reconfigure", limit_s, about)
             with everyone.lock:
                 return survivors.create_among_dead(everyone.comm, ranks, zlib.crc32(about.encode()) % everyone.tag_ub)
@@ -186,7 +186,7 @@ class ReconfigurableGroup(MpiProcessGroup):
 def unconnected(options: Any) -> ReconfigurableGroup:
     """Makes the default group without a communicator (collective over MPI's ranks when they call it first)."""
     mpi = runtime.start()
-    with time_limit.end_job_after("init_process_group", options.timeout.total_seconds()):
+    with watch.end_job_after("init_process_group", options.timeout.total_seconds()):
         assert mpi.comm is not None  # made now: `_meet` has only some of the ranks
     registry.expect_all()
     functional_ops.register()

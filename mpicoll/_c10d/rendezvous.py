@@ -32,7 +32,7 @@ from torch.distributed.constants import default_pg_timeout
 
 from mpicoll._base import processes
 from mpicoll._base.errors import LaunchError
-from mpicoll._faults import roll_call, time_limit
+from mpicoll._faults import roll_call, watch
 from mpicoll._mpi import runtime, survivors
 from mpicoll._mpi.channel import check_levels
 from mpicoll._mpi.errors import MPIException, not_made
@@ -73,7 +73,7 @@ def meet(timeout: timedelta = default_pg_timeout, **_: Any) -> tuple[Store, int,
     """
     limit_s = timeout.total_seconds()
     checks.timeout("init_process_group", limit_s)
-    with time_limit.end_job_after("init_process_group", limit_s):
+    with watch.end_job_after("init_process_group", limit_s):
         mpi = runtime.start()
         roll_call.everyone(mpi, "the rendezvous mpi://", limit_s)
         try:

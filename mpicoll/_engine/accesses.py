@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from ctypes import memmove
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,11 +14,9 @@ from torch import Tensor
 from mpicoll._base.errors import MpicollError, UnsupportedReduction
 from mpicoll._base.waits import EXIT_S
 from mpicoll._engine.collectives import REFUSALS
-from mpicoll._engine.group import T
 from mpicoll._engine.messages import Messages
 from mpicoll._engine.poller import pending, poller
 from mpicoll._engine.work import Work
-from mpicoll._faults import time_limit
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.datatypes import predefined
 from mpicoll._mpi.remote_memory import RemoteMemory, Shared
@@ -166,22 +163,15 @@ class Accesses(Messages):
             )
         arguments = operation.capitalize(), own, tensor.nbytes, rank, offset * size, *reduction
         if async_op:  # Open MPI's MPI_Rput of 64 MB waits for the target
-            return pending(self, operation, self._limited(operation, memory.start, arguments, rank), tensor, rank)
-        self._limited(operation, memory.move, arguments, rank)
+            return pending(self, operation, self.guarded(operation, memory.start, arguments, rank), tensor, rank)
+        self.guarded(operation, memory.move, arguments, rank)
         return DONE
 
     def flush(self, operation: str, exposed: Exposed, rank: int | None = None) -> None:
         """Returns when what this rank has started at ``rank``, None: at any rank, has arrived there."""
         for peer in [peer for peer in sorted(exposed.memory.unflushed) if rank in (None, peer)]:
-            self._limited(operation, exposed.memory.flush, (peer,), peer)
+            self.guarded(operation, exposed.memory.flush, (peer,), peer)
         exposed.memory.sync()
-
-    def _limited(self, operation: str, function: Callable[..., T], arguments: tuple[Any, ...], rank: int) -> T:
-        """At MPI_THREAD_SERIALIZED a flush blocks under the lock, so that the watchdog could not look at the operation."""
-        if not self.channel.runtime.serialized:
-            return self.guarded(operation, function, arguments, rank)
-        with time_limit.end_job_after(operation, self.timeout_s):
-            return self.guarded(operation, function, arguments, rank)
 
     def signal(self, number: int, rank: int, async_op: bool, timeout: timedelta | None) -> Work:
         """Sends a signal of the group's window of this number."""

@@ -23,7 +23,8 @@ from mpicoll._engine.work import Work, found_by_tensors
 from mpicoll._faults import culprits
 from mpicoll._faults.attendance import CALL_BITS
 from mpicoll._faults.group_state import GroupState
-from mpicoll._faults.watchdog import inside, watchdog
+from mpicoll._faults.under_way import table
+from mpicoll._faults.watchdog import watchdog
 from mpicoll._mpi.errors import MPIException, translate
 from mpicoll._tensors import checks, signatures, storages
 from mpicoll._tensors.calls import Call, DifferentCalls, Signature
@@ -31,6 +32,7 @@ from mpicoll._tensors.storages import Held
 
 T = TypeVar("T")
 FAILURES = MPIException, DifferentCalls
+inside = table.inside
 
 # Note [A refusal is a call]
 # A program may catch the ValueError of a wrong argument and go on. If the other ranks have made the call, they wait in it, and
@@ -52,7 +54,8 @@ class Group(GroupState):
         self._waiting_calls: dict[int, str] = {}  # the blocking collective that waits for its turn, by thread
         self.line.group, self.now = self, self.line.now
         self.line.show(self.attendance)
-        watchdog.add(self, poller.under_way)
+        table.groups[self], table.posted = None, poller.under_way
+        watchdog.watch(self.timeout_s)
 
     def set_timeout(self, timeout_s: float) -> None:
         """Sets the timeout of operations that start from now on. Raises ValueError if it is negative."""
@@ -222,8 +225,8 @@ class Group(GroupState):
             others = [other for number, other in self._waiting_calls.items() if number != thread]
             while (current := self.under_way()) is None and self.line.running.locked():
                 sleep(0)  # who holds it is about to say what it does
-            if current is not None and not current[4]:
-                others.append(current[1])
+            if current is not None and current.work is None:
+                others.append(current.operation)
             if others:
                 raise ConcurrentCollectives(
                     f"{self.where(operation)}: another thread of this rank is in {others[0]} on the same group. On another rank "

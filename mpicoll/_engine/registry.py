@@ -25,10 +25,12 @@ from mpicoll._engine.communicator import Communicator
 from mpicoll._engine.consensus import Agreed, agree
 from mpicoll._engine.poller import poller
 from mpicoll._engine.queue import CollectiveQueue
-from mpicoll._faults import attendance, exit_handshake, inquiries, questions, roll_call, time_limit
+from mpicoll._faults import attendance, exit_handshake, inquiries, questions, roll_call
 from mpicoll._faults.attendance import Nobody
 from mpicoll._faults.flight_recorder import recorder
 from mpicoll._faults.ledger import PROGRAM_ENDED, WORLD_ENDED, Ledger
+from mpicoll._faults.under_way import table
+from mpicoll._faults.watch import end_job_after, watch
 from mpicoll._faults.watchdog import watchdog
 from mpicoll._host import thresholds
 from mpicoll._host.algorithms.windows import Windows
@@ -52,7 +54,7 @@ class Registry:
         self._made: Counter[tuple[int, ...]] = Counter()  # number of groups of these ranks that this world has had
         self._stuck: list[Communicator] = []  # closed groups with a collective that has not ended
         self._provided: dict[tuple[int, ...], Any] = {}  # communicators for the next group of these ranks
-        self.looks: list[Callable[[], object]] = [recorder.look]  # taken by a rank that waits for the others at the end
+        self.looks: list[Callable[[], object]] = [watch.look]  # taken by a rank that waits for the others at the end
         self._world: World | None = None  # set by a group of all ranks, until the last group is closed
         self._ledger: Ledger | None = None  # of the last world
 
@@ -68,7 +70,7 @@ class Registry:
         checks.timeout("new_group", timeout_s)
         made = ExitStack()  # frees what has been made
         try:
-            with time_limit.end_job_after("new_group", timeout_s):
+            with end_job_after("new_group", timeout_s):
                 return self._create(name, ranks, timeout_s, made)
         except MPIException as raw:
             made.close()
@@ -86,7 +88,7 @@ class Registry:
         log.start()
         self.begin()
         runtime_ = runtime.start()
-        recorder.start(runtime_.rank, runtime_.size, lambda: list(self._groups.values()), poller.under_way)
+        recorder.start(runtime_.rank, runtime_.size)
         global_ranks = tuple(range(runtime_.size) if ranks is None else ranks)
         tag = self._tag(global_ranks)
         if ranks is not None and runtime_.connected:
@@ -224,7 +226,9 @@ class Registry:
         del self._groups[communicator.name]
         ended = communicator.end(communicator.timeout_s)
         watchdog.leave(communicator)  # the other ranks may wait for this one in what follows
-        if not communicator.queue.idle():
+        if communicator.queue.idle():
+            table.groups.pop(communicator, None)
+        else:
             self._stuck.append(communicator)
             if communicator.failure is not None:
                 print(f"mpicoll: a group is closed while an operation is under way: {communicator.failure}", file=sys.stderr)
@@ -244,7 +248,7 @@ class Registry:
             bell.hang()
             poller.close()
             watchdog.stop(answers=bool(communicator.unseen) and not communicator.channel.serialized and questions.possible())
-            time_limit.limits.stop()
+            table.groups.clear()
             recorder.stop()
             runtime.stop(free=ended)
             self._world = None
@@ -300,8 +304,8 @@ class Registry:
 
     def after_fork_in_child(self) -> None:
         """Makes the groups unusable in a forked child."""
-        watchdog.forget()
-        recorder.forget()
+        table.groups.clear()
+        table.inside.clear()
         self._stuck.clear()
         for communicator in self._groups.values():
             communicator.broken = runtime.forked_error()

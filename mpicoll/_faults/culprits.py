@@ -8,20 +8,23 @@ from mpicoll._base import last_words, processes
 from mpicoll._base.processes import ENDED, RUNS
 from mpicoll._base.waits import PATIENCE_S
 from mpicoll._faults import inquiries
-from mpicoll._faults.group_state import GroupState
+from mpicoll._faults.group_state import EVERYBODY, GroupState, UnderWay
 from mpicoll._faults.inquiries import Absent
 from mpicoll._faults.ledger import MOST_GROUPS, NOTHING, PROGRAM_ENDED, Rank
 
 MOST_NAMED = 4  # ranks that may send what a receive from any rank waits for
 
 
-def of_collective(group: GroupState, number: int) -> list[Absent]:
-    """Returns the members that have not begun the group's collective of this number, or have left one half done."""
-    return sorted([*on_node(group, number), *inquiries.absent(group, number, group.unseen)])
+def of(operation: UnderWay) -> list[Absent]:
+    """Returns the ranks that an operation waits for."""
+    _, group, _, peer, _, number = operation
+    if peer == EVERYBODY:
+        return sorted([*on_node(group, number), *inquiries.absent(group, number, group.unseen)])
+    return of_any(group) if peer is None else of_message(group, peer)
 
 
 def on_node(group: GroupState, number: int) -> list[Absent]:
-    """The same of this node's members only."""
+    """Returns the members on this node that have not begun the collective of this number, or have left one half done."""
     found = []
     for rank in group.global_ranks:
         if rank == group.global_ranks[group.rank] or group.ledger is None or (known := group.ledger.read(rank)) is None:
@@ -53,6 +56,11 @@ def other_side(group: GroupState, peer: int | None) -> str:
         return described(of_message(group, peer), "is the other side")
     more = f". And {group.size - 1 - MOST_NAMED} more" if group.size - 1 > MOST_NAMED else ""
     return f"It waits for any rank. {described(of_any(group)[:MOST_NAMED], 'is another side')}{more}"
+
+
+def named(operation: UnderWay) -> str:
+    """Returns the ranks that an operation waits for, in words."""
+    return of_group(operation.group) if operation.peer == EVERYBODY else other_side(operation.group, operation.peer)
 
 
 def also_waiting(group: GroupState, since: float) -> dict[int, int]:
@@ -91,8 +99,8 @@ def described(absent: Sequence[Absent], verb: str = "has not come") -> str:
 
 def of_group(group: GroupState) -> str:
     """Returns who has not come to the collective that the group is in; empty if that is not known."""
-    entry = group.under_way()
-    absent = [] if entry is None else of_collective(group, entry[0])
-    if absent or entry is None or group.ledger is None:
+    operation = group.under_way()
+    absent = [] if operation is None else of(operation)
+    if absent or operation is None or group.ledger is None:
         return described(absent)
-    return f"Every rank of this node has begun its collective {entry[0]} on this group; the calls may differ"
+    return f"Every rank of this node has begun its collective {operation.number} on this group; the calls may differ"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -35,7 +35,6 @@ class Line(Protocol):
     """What is read here of a group's line (`_engine/line.py`)."""
 
     history: deque[Entry]
-    pending: int
     started: int
     ended: int
     broken: MpicollError | None
@@ -64,7 +63,23 @@ class MessageWork(Work, Protocol):
     peer: int | None
 
 
-Messages = Callable[[], Iterable[MessageWork]]
+class UnderWay(NamedTuple):
+    """An operation under way. ``since``: of a posted message, when a thread first waited for it. ``number``: of a collective.
+
+    ``peer``: the group rank that it waits for; None: any rank; EVERYBODY: a collective. ``work``: None: it blocks its thread.
+    """
+
+    operation: str
+    group: GroupState
+    since: float
+    peer: int | None
+    work: Work | None = None
+    number: int = 0
+
+    @property
+    def rank(self) -> int | None:
+        """The rank of the world that it waits for; None: any, or all."""
+        return None if self.peer in (None, EVERYBODY) else self.group.global_ranks[self.peer]
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -132,10 +147,15 @@ class GroupState:
             error.__dict__.update(self.broken.__dict__)  # ranks of a PeerLost
             raise error
 
-    def under_way(self) -> Entry | None:
+    def under_way(self) -> UnderWay | None:
         """Returns the collective that this rank is in."""
-        last = self.history[-1] if self.history else None
-        return last if last is not None and last[0] > self.ended else None
+        if not self.history or (last := self.history[-1])[0] <= self.ended:
+            return None
+        number, operation, since, _, asynchronous = last
+        work = self.queue.work if asynchronous else None
+        if asynchronous and work is None:  # it has just ended
+            return None
+        return UnderWay(operation, self, since, EVERYBODY, work, number)
 
     def fail(self, error: Exception) -> None:
         """Makes the group unusable: after an error inside MPI, or a timeout, ranks may be out of step."""

@@ -5,7 +5,7 @@
     [2] it compares them with those of the nearest lower rank of each group on this node
 
 All ranks do this at the same time, so that their entries overlap even where thousands of collectives run in a second.
-A collective itself does nothing for the ledger: the cost is a millisecond for 2000 new entries, in the watchdog's thread.
+A collective itself does nothing for the ledger: the cost is a millisecond for 2000 new entries, in the thread that watches.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from time import monotonic
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from mpicoll._base.errors import MpicollError
-from mpicoll._base.facts import UNKNOWN, Facts
+from mpicoll._base.facts import UNKNOWN, Facts, last_collective
 from mpicoll._base.torch_errors import GroupDestroyed
 from mpicoll._base.waits import BOARD_S, LOOK_S, RAISES_S
 from mpicoll._mpi.boards import MOST, Boards
@@ -89,14 +89,10 @@ class Seen(NamedTuple):
         """What the rank has done last on the group."""
         if self.ending:
             return f"it has {self.ending} this group, after {counted(self.begun)} on it"
-        if self.last is None:
-            return "it has begun no collective on this group"
-        place = f"its collective {self.begun} on this group, {self.last}"
         if self.left:
+            place = f"its collective {self.begun} on this group, {self.last}"
             return f"an exception has left {place}, half done, and it can use the group no more"
-        if self.ended < self.begun:
-            return f"it is in {place}, for {monotonic() - self.since:.0f} s"
-        return f"its last collective on this group is number {self.begun}, {self.last}, which has ended"
+        return last_collective(self.begun, self.last, monotonic() - self.since if self.ended < self.begun else None)
 
 
 NOTHING = Seen(0, 0, None, 0.0, 1, [], False, 0)

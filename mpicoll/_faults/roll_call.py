@@ -36,9 +36,9 @@ from typing import Any, NoReturn
 from mpicoll._base import last_words
 from mpicoll._base.torch_errors import OperationTimeout
 from mpicoll._base.waits import ANSWER_OF_FIRST_S, ANSWER_S, AT_END_S, LEAST_MEETING_S, NEXT_S, PATIENCE_AT_START_S, PATIENCE_S
-from mpicoll._faults import time_limit
 from mpicoll._faults.group_state import GroupState
 from mpicoll._faults.ledger import PROGRAM_ENDED
+from mpicoll._faults.watch import suspended
 from mpicoll._mpi import arrivals, library, survivors
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.errors import not_made, peer_lost
@@ -222,7 +222,7 @@ class _Meeting:
             self.wait(lambda: bool(self.found), patience_s)
         return self.found[0]
 
-    @time_limit.suspended()
+    @suspended()
     def wait(self, done: Callable[[], bool], patience_s: float, backoff: Backoff | None = None) -> None:
         """Returns once ``done`` is true. ``patience_s``: until the missing are named. ``backoff``: None: the default.
 

@@ -17,20 +17,20 @@ from __future__ import annotations
 import sys
 import threading
 import time
-import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 from mpicoll._base import facts, last_words, waits
 from mpicoll._base.torch_errors import GroupDestroyed, OperationTimeout
 from mpicoll._base.waits import ASK_AFTER_S, BLOCKED_S, LOOK_S, MOST_PATIENCE_S, PATIENCE_S, SHORT_LOOK_S, STACK_S
-from mpicoll._faults import culprits, current_call, inquiries, questions, stacks
+from mpicoll._faults import culprits, inquiries, questions, stacks
 from mpicoll._faults.attendance import POLLS
-from mpicoll._faults.group_state import EVERYBODY, GroupState, Messages, MessageWork, Work
+from mpicoll._faults.group_state import EVERYBODY, GroupState, UnderWay
 from mpicoll._faults.inquiries import Absent, Position
 from mpicoll._faults.ledger import Ledger, Mismatch
 from mpicoll._faults.questions import DISMISSED, SHOW, WHERE, Answer, Question
+from mpicoll._faults.under_way import table
+from mpicoll._faults.watch import watch
 from mpicoll._mpi import abort, errors, runtime, survivors
 
 MOST_SHOWN = 2  # ranks that show where they are, beside the one that ends the job
@@ -38,72 +38,24 @@ MOST_MESSAGES = 8  # under way, on a board
 MOST_BEFORE = 4  # ranks for which another one waits before it ends the job
 REMEMBERED = 4096  # groups that this rank has left, about which it can still be asked
 
-# Blocking messages under way, by thread: (operation, group, start time, group rank that it waits for, or None for any rank).
-# A thread writes only its own entry, and is in one message at a time. Collectives are in the history of their group.
-inside: dict[int, tuple[str, GroupState, float, int | None]] = {}
-
-
-class Waiting(NamedTuple):
-    """An operation under way. ``peer``: as in `inside`; EVERYBODY: a collective. ``work``: None: it blocks its thread."""
-
-    operation: str
-    group: GroupState
-    since: float
-    peer: int | None
-    work: Work | None = None
-    number: int = 0  # of a collective
-
-    def waited_s(self, now: float) -> float:
-        """For how long a thread has waited, or may have."""
-        since = self.since if self.work is None else self.work.awaited
-        return 0.0 if since is None else now - max(since, self.since)
-
-    def absent(self) -> list[Absent]:
-        """The ranks that it waits for."""
-        if self.peer == EVERYBODY:
-            return culprits.of_collective(self.group, self.number)
-        return culprits.of_any(self.group) if self.peer is None else culprits.of_message(self.group, self.peer)
-
-    def hopeless(self, absent: Sequence[Absent]) -> bool:
-        """Whether it can never end, as one of the absent ranks will never come; from any rank: as all of them will not."""
-        return bool(absent) and (all if self.peer is None else any)(each.never for each in absent)
-
-    def named(self) -> str:
-        """The same in words."""
-        return culprits.of_group(self.group) if self.peer == EVERYBODY else culprits.other_side(self.group, self.peer)
+_attempt = partial(runtime.attempt, SHORT_LOOK_S)  # a thread may hang in MPI while it holds the lock
 
 
 class Watchdog:
-    """Looks at all operations under way from its own thread, which starts with the first group and ends with the last one."""
+    """Looks at all operations under way, from the first group to the last one. The only instance is ``watchdog``."""
 
     def __init__(self) -> None:
-        self._groups: weakref.WeakSet[GroupState] = weakref.WeakSet()
-        self._guard = threading.Lock()  # guards _groups
-        self._thread: threading.Thread | None = None
-        self._wake = threading.Event()
-        self._stopping = False
-        self._look_s = LOOK_S
-        self._answers = False  # the world has ended, and ranks of other nodes may still ask about it
+        self._look_s = 0.0  # between two looks; 0: it does not look
         self._second = 0.0  # of the last look at the ledgers
         self.ended: dict[str, tuple[int, str]] = {}  #: Collectives and `ending` of groups that this rank has left, by name.
         self._asked = 0  # rounds of questions to ranks of this node; a rank asks one after the other
-        self._messages: Messages = tuple
-
-    def add(self, group: GroupState, messages: Messages) -> None:
-        """Watches a group as long as it lives. ``messages`` returns those under way, of all groups."""
-        self._messages = messages
-        with self._guard:
-            self._groups.add(group)
-        self.watch(group.timeout_s)
 
     def watch(self, timeout_s: float) -> None:
-        """Starts the thread if necessary, and makes it look often enough for this timeout."""
-        self._look_s = min(self._look_s, max(0.05, timeout_s / 10), SHORT_LOOK_S if survivors.possible() else LOOK_S)
-        self._wake.set()
-        if self._thread is None:
-            self._stopping = False
-            self._thread = threading.Thread(target=self._loop, name="mpicoll watchdog", daemon=True)
-            self._thread.start()
+        """Looks from now on, and often enough for this timeout."""
+        starts = not self._look_s
+        self._look_s = min(self._look_s or LOOK_S, max(0.05, timeout_s / 10), SHORT_LOOK_S if survivors.possible() else LOOK_S)
+        if starts or self in watch.timers:  # otherwise it looks now
+            self._set_timer()
 
     def leave(self, group: GroupState) -> None:
         """Tells the other ranks that this one has left the group."""
@@ -117,7 +69,7 @@ class Watchdog:
     def write(self, ledger: Ledger | None) -> None:
         """Writes the board of this rank now."""
         if ledger is not None:
-            ledger.write([each for each in self._all() if each.ledger is ledger])
+            ledger.write([each for each in list(table.groups) if each.ledger is ledger])
 
     def mismatch(self, group: GroupState, number: int) -> str:
         """Returns in what the calls of this node's ranks differ at this place of the order; empty if they are alike or unknown.
@@ -135,50 +87,39 @@ class Watchdog:
         return facts.mismatch(known) if len(set(known.values())) > 1 else ""
 
     def stop(self, answers: bool = False) -> None:
-        """Ends the thread, after the last group of a world. What this rank has called stays on its board.
+        """Looks no more, after the last group of a world. What this rank has called stays on its board.
 
-        ``answers``: the thread goes on, and tells ranks of other nodes that wait for this one that it has left.
+        ``answers``: goes on, and tells ranks of other nodes that wait for this one that it has left.
         """
-        for ledger in {group.ledger for group in self._all()}:
+        for ledger in {group.ledger for group in list(table.groups)}:
             self.write(ledger)
-        with self._guard:
-            self._groups.clear()  # the next world has groups of the same names, and a program may keep these
-        self._look_s, self._answers = LOOK_S, answers
-        thread = self._thread
-        if thread is not None and not answers:
-            self._thread = None
-            self._stopping = True
-            self._wake.set()
-            thread.join()
+        self._look_s = LOOK_S if answers and self._look_s else 0.0
+        if not answers:
+            watch.timers.pop(self, None)
+            watch.stop()
 
-    def forget(self) -> None:
-        """Resets the state in a forked child, which does not have the parent's threads."""
-        self._thread = None
-        self._guard = threading.Lock()
-        self._groups.clear()
-        inside.clear()
+    def _set_timer(self) -> None:
+        # All ranks of a node look at the ledger at the same moment: at each full second of the clock that they share.
+        watch.after(min(self._look_s, LOOK_S - time.monotonic() % LOOK_S), self, self.look)
 
-    def _loop(self) -> None:
-        while not self._stopping:
-            # All ranks of a node look at the ledger at the same moment: at each full second of the clock that they share.
-            look_s = min(self._look_s, LOOK_S - time.monotonic() % LOOK_S)
-            if self._wake.wait(look_s):  # a group with a shorter timeout, or the end
-                self._wake.clear()
-                continue
-            self._look()  # a function of its own: a group that is closed while this thread sleeps is not kept by its variables
-
-    def _look(self) -> None:
+    def look(self) -> None:
         """Looks once at all groups, operations and boards."""
-        now, groups = time.monotonic(), self._all()
-        if not groups and self._answers and not runtime.finalized():
-            questions.serve(WHERE, partial(_answer, groups, self.ended))
+        if not self._look_s:
             return
+        if groups := list(table.groups):
+            self._look(groups)
+        elif not runtime.finalized():  # the world has ended, and ranks of other nodes may still ask about it
+            questions.serve(WHERE, self._answer)
+        self._set_timer()
+
+    def _look(self, groups: list[GroupState]) -> None:
+        now = time.monotonic()
         if survivors.possible():
             runtime.entering()
             _end_lost(groups)
-        waiting = _under_way(groups, self._messages())
-        current_call.write(inside, self._all)
-        self._exchange(groups, waiting)
+        waiting = table.operations()
+        self._heed(_attempt(self._exchange, groups, waiting) or [], groups, waiting)
+        last_words.doing(table.in_words(), table.blocking)
         if now // LOOK_S != self._second:
             self._second = now // LOOK_S
             self._read_ledgers(groups, [each for each in waiting if each.peer != EVERYBODY and now - each.since > BLOCKED_S])
@@ -192,20 +133,14 @@ class Watchdog:
             elif waited_s > limit_s + each.group.checked * waits.ANSWER_OF_FIRST_S:  # a check raises at the limit
                 limit = f"{each.operation} exceeded the group's timeout of {limit_s:g} s"
                 after = f"no end after {waited_s:.1f} s"
-                _end(each, f"{after}. {each.named()}", limit, each.absent(), after)
+                _end(each, f"{after}. {culprits.named(each)}", limit, culprits.of(each), after)
         blocked = [each for each in waiting if now - each.since > BLOCKED_S and each.group.size > 1]
         for each in blocked:
             self._look_at_peers(each, now)
-        if questions.possible():
-            self._ask(waiting, now)
 
-    def _all(self) -> list[GroupState]:
-        with self._guard:
-            return list(self._groups)
-
-    def _read_ledgers(self, groups: list[GroupState], messages: list[Waiting]) -> None:
+    def _read_ledgers(self, groups: list[GroupState], messages: list[UnderWay]) -> None:
         """Writes and compares what the ranks of this node have called. Ends the job if their calls differ."""
-        peers = [(each.since, -1 if each.peer is None else each.group.global_ranks[each.peer]) for each in messages]
+        peers = [(each.since, -1 if each.rank is None else each.rank) for each in messages]
         for ledger in {group.ledger for group in groups if group.ledger is not None}:
             sharing = [group for group in groups if group.ledger is ledger]
             ledger.messages = peers[-MOST_MESSAGES:]
@@ -215,16 +150,19 @@ class Watchdog:
             for group, mismatch in ledger.compare(sharing) if ledger.compares else ():
                 _end_mismatch(group, mismatch)
 
-    def _look_at_peers(self, waiting: Waiting, now: float) -> None:
+    def _look_at_peers(self, waiting: UnderWay, now: float) -> None:
         """Ends the job if a rank that this call waits for will never come. Otherwise says who has not come.
 
         The lowest rank that waits says it; for a message, the lowest one of each node, of those that began at about that time.
         It waits twice as long before it says the same of the group's next operation.
         """
-        group, absent, waited_s = waiting.group, waiting.absent(), waiting.waited_s(now)
-        if waiting.hopeless(absent) and not survivors.possible():
+        group, absent = waiting.group, culprits.of(waiting)
+        since = waiting.since if waiting.work is None else waiting.work.awaited  # a thread may wait since then
+        waited_s = 0.0 if since is None else now - max(since, waiting.since)
+        never = [each for each in absent if each.never]
+        if never and (waiting.peer is not None or never == absent) and not survivors.possible():
             absent.sort(key=lambda each: not each.never)
-            _give_up(waiting, waiting.named(), absent)
+            _give_up(waiting, culprits.named(waiting), absent)
             return
         wait = waiting.operation, waiting.since
         if not absent or group.named == wait or waited_s < group.patience_s:
@@ -236,22 +174,35 @@ class Watchdog:
         group.named, group.patience_s = wait, min(2 * group.patience_s, MOST_PATIENCE_S)
         lowest = next((rank for rank in group.global_ranks if rank not in missing), None)
         if waiting.peer != EVERYBODY or group.ledger is None or lowest == own:
-            said = f"{group.where(waiting.operation)} has waited for {waited_s:.0f} s. {waiting.named()}"
+            said = f"{group.where(waiting.operation)} has waited for {waited_s:.0f} s. {culprits.named(waiting)}"
             print(f"mpicoll: {said}{culprits.in_words(others)}", file=sys.stderr, flush=True)
 
-    def _exchange(self, groups: Sequence[GroupState], waiting: Sequence[Waiting]) -> None:
-        """Answers other ranks, and receives their answers. Calls nothing of MPI in a job on one node in which no rank waits."""
+    def _exchange(self, groups: Sequence[GroupState], waiting: Sequence[UnderWay]) -> list[tuple[int, Answer]]:
+        """Answers other ranks, and asks them. Returns their answers, with their ranks.
+
+        Calls nothing of MPI in a job on one node in which no rank waits.
+        """
         elsewhere = any(group.unseen for group in groups)
         if not (elsewhere or waiting) or not questions.possible():
-            return
+            return []
         runtime.entering()
         if elsewhere:
-            questions.serve(WHERE, partial(_answer, groups, self.ended))
-        self._receive_answers(groups, waiting)
+            questions.serve(WHERE, self._answer)
+        self._ask(waiting)
+        return questions.answers(WHERE)
 
-    def _receive_answers(self, groups: Sequence[GroupState], waiting: Sequence[Waiting]) -> None:
-        """Ends the job, or the rank that has answered, if a call waits for a rank that will begin no more."""
-        for rank, answer in questions.answers(WHERE):
+    def _answer(self, source: int, question: Question) -> Answer | None:
+        """Answers another rank."""
+        if question.kind == WHERE:
+            name, number = question.about
+            return question.answered(inquiries.own_position(list(table.groups), name, number, self.ended))
+        for group in [group for group in list(table.groups) if question.kind == SHOW and group.name == question.about[0]]:
+            _show_stacks(group, "another rank asks where this one is")
+        return None
+
+    def _heed(self, answers: Sequence[tuple[int, Answer]], groups: Sequence[GroupState], waiting: Sequence[UnderWay]) -> None:
+        """Ends the job, or the rank that has answered, if a call waits for a rank that will begin no more, or calls differ."""
+        for rank, answer in answers:
             position: Position = answer.value
             for group in groups:
                 if group.name == position.group:
@@ -263,77 +214,56 @@ class Watchdog:
                 never = position.begun < group.line.started if peer == EVERYBODY else peer == group.global_ranks.index(rank)
                 if never or (peer is None and group.size == 2):
                     if survivors.possible():
-                        questions.ask([rank], Question(DISMISSED))  # so that the others get PeerLost
+                        _attempt(questions.ask, [rank], Question(DISMISSED))  # so that the others get PeerLost
                     else:
                         what = last_words.about(rank, f"waits for rank {rank}, {position.left}")
                         _give_up(each, what, [Absent(rank, position.words, True)])
+        for each in waiting:
+            _compare(each)
 
-    def _ask(self, waiting: Sequence[Waiting], now: float) -> None:
+    def _ask(self, waiting: Sequence[UnderWay]) -> None:
         """Asks the ranks that calls wait for; of those on this node only whether their programs have ended."""
         for each in waiting:
-            group, waited_s = each.group, now - each.since
+            group, waited_s = each.group, time.monotonic() - each.since
             if group.size == 1 or waited_s < min(ASK_AFTER_S, group.timeout_s / 4):
                 continue
-            peers = group.global_ranks if each.peer in (None, EVERYBODY) else [group.global_ranks[each.peer]]
+            peers = group.global_ranks if each.rank is None else [each.rank]
             unseen = [rank for rank in group.unseen if rank in peers]
             if unseen:
                 inquiries.ask(group, each.number, unseen)
-                self._compare(each)
             seen = [rank for rank in peers if rank not in unseen and rank != group.global_ranks[group.rank]]
             if seen and waited_s > PATIENCE_S:
                 start = sum(rank < group.global_ranks[group.rank] for rank in seen)  # so that not all ask the same one
                 questions.ask([seen[(start + self._asked) % len(seen)]], Question(WHERE, (group.name, 0)))
         self._asked += 1
 
-    def _compare(self, waiting: Waiting) -> None:
-        """Ends the job if a rank of another node has answered that it makes another call than this rank."""
-        group, number = waiting.group, waiting.number
-        if number and not group.checked and group.ledger is not None and group.ledger.compares:
-            own = inquiries.call(group, number)
-            if own is not None and (other := inquiries.other_call(group, number, own)) is not None:
-                _end_mismatch(group, Mismatch(number, other[0], (other[1], own)))
+
+def _compare(waiting: UnderWay) -> None:
+    """Ends the job if a rank of another node has answered that it makes another call than this rank."""
+    group, number = waiting.group, waiting.number
+    if number in group.waits and not group.checked and group.ledger is not None and group.ledger.compares:
+        own = inquiries.call(group, number)
+        if own is not None and (other := inquiries.other_call(group, number, own)) is not None:
+            _end_mismatch(group, Mismatch(number, other[0], (other[1], own)))
 
 
 def _end_lost(groups: Sequence[GroupState]) -> None:
     """Makes the groups that have lost a rank unusable, and ends their operations with PeerLost, in a job that goes on.
 
     MPI itself fails collectives of such a group, and messages to the dead rank. A rank may also wait for one that lives but will
-    not come, because that one has got the error first. So the watchdog of each rank revokes their communicators.
+    not come, because that one has got the error first. So the watchdog of each rank revokes their communicators. It holds the
+    lock for calls of MPI alone: the program's hooks may wait for a thread that needs it.
     """
-    if lost := survivors.lost():
-        survivors.revoke_base()
+    if lost := _attempt(survivors.lost) or ():
+        _attempt(survivors.revoke_base)
     for group in groups if lost else ():
         gone = tuple(rank for rank in group.global_ranks if rank in lost)
         if gone and not isinstance(group.broken, GroupDestroyed):
             group.fail(errors.peer_lost(group.where("the group"), gone))
-            group.channel.revoke()
+            _attempt(group.channel.revoke)
 
 
-def _answer(groups: Sequence[GroupState], ended: Mapping[str, tuple[int, str]], source: int, question: Question) -> Answer | None:
-    """Answers another rank."""
-    if question.kind == WHERE:
-        name, number = question.about
-        return question.answered(inquiries.own_position(groups, name, number, ended))
-    for group in [group for group in groups if question.kind == SHOW and group.name == question.about[0]]:
-        _show_stacks(group, "another rank asks where this one is")
-    return None
-
-
-def _under_way(groups: Iterable[GroupState], messages: Iterable[MessageWork]) -> list[Waiting]:
-    waiting = [Waiting(*entry) for entry in list(inside.values())]
-    for group in groups:
-        if (current := group.under_way()) is not None:
-            number, operation, since, _, asynchronous = current
-            work = group.queue.work if asynchronous else None
-            if work is not None or not asynchronous:  # otherwise it has just ended
-                waiting.append(Waiting(operation, group, since, EVERYBODY, work, number))
-    for each in messages:
-        if each.awaited is not None:
-            waiting.append(Waiting(each.operation, each.group, each.awaited, each.peer, each))
-    return waiting
-
-
-def _expire(waiting: Waiting, reason: str = "") -> None:
+def _expire(waiting: UnderWay, reason: str = "") -> None:
     """Fails an asynchronous operation, and the collectives queued behind it. Callbacks of their Futures run in another thread."""
     assert waiting.work is not None
     works = [waiting.work] if waiting.peer != EVERYBODY else waiting.group.queue.works()
@@ -349,7 +279,7 @@ def _show_stacks(group: GroupState, what: str) -> None:
     stacks.show(f"rank {group.global_ranks[group.rank]} (group {group.name!r}): {what}")
 
 
-def _give_up(waiting: Waiting, what: str, absent: Sequence[Absent]) -> None:
+def _give_up(waiting: UnderWay, what: str, absent: Sequence[Absent]) -> None:
     """Fails what can never end. For a thread that is inside MPI the job ends."""
     group = waiting.group
     if waiting.work is not None:
@@ -360,7 +290,7 @@ def _give_up(waiting: Waiting, what: str, absent: Sequence[Absent]) -> None:
         _end(waiting, what, f"{waiting.operation} can never end", absent)
 
 
-def _end(waiting: Waiting, what: str, reason: str, absent: Sequence[Absent], after: str = "") -> None:
+def _end(waiting: UnderWay, what: str, reason: str, absent: Sequence[Absent], after: str = "") -> None:
     """Ends the job, because of the first of ``absent``. Before that, this rank and those that run show where they are.
 
     Every rank that waits comes here at the same moment. The lowest one is first, and ends the others before they say the same.
@@ -369,7 +299,7 @@ def _end(waiting: Waiting, what: str, reason: str, absent: Sequence[Absent], aft
     group = waiting.group
     before = len({*group.global_ranks[: group.rank]} - {each.rank for each in absent})
     lead_s = waits.LEAD_S / (1 if waiting.peer == EVERYBODY else 4)  # ranks before may not wait for this message
-    time.sleep(lead_s * min(before, MOST_BEFORE) + waits.SETTLE_S * any(each.ended for each in absent))
+    watch.pause(lead_s * min(before, MOST_BEFORE) + waits.SETTLE_S * any(each.ended for each in absent))
     stacks.show(f"{group.where(waiting.operation)}: {what}")
     group.call_abort_hooks()
     group.expired(reason, True)
@@ -386,7 +316,7 @@ def _end(waiting: Waiting, what: str, reason: str, absent: Sequence[Absent], aft
 
 def _end_mismatch(group: GroupState, mismatch: Mismatch) -> None:
     """Ends the job, because of different calls. Many ranks may find that at the same moment; see `_end`."""
-    time.sleep(waits.LEAD_S / 2 * min(max(0, group.rank - 1), MOST_BEFORE))  # on one node, rank 1 is the first that can find it
+    watch.pause(waits.LEAD_S / 2 * min(max(0, group.rank - 1), MOST_BEFORE))  # on one node, rank 1 is the first that can find it
     number, other, calls = mismatch
     own, refused = group.global_ranks[group.rank], any(call.refusal for call in calls)
     values = "No tensor has changed." if refused else "Tensors may have wrong values."
@@ -405,10 +335,10 @@ def _show_others(group: GroupState, ranks: Sequence[int]) -> None:
     for rank in ranks[:MOST_SHOWN]:
         if rank in seen and group.ledger is not None:
             group.ledger.boards.ask(rank)
-        elif questions.possible():
-            questions.ask([rank], Question(SHOW, (group.name, 0)))
+        elif _attempt(questions.possible):
+            _attempt(questions.ask, [rank], Question(SHOW, (group.name, 0)))
     if ranks:
-        time.sleep(STACK_S)
+        watch.pause(STACK_S)
 
 
 watchdog = Watchdog()

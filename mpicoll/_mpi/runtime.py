@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, cached_property
 from time import thread_time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpicoll._base import binding, cpus, last_words, launcher, probe
 from mpicoll._base.errors import ForkedProcess, LaunchError, ThreadLevelError
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 SIGNAL_TAGS = 1024  # tags for the signals of windows; a group's window of number n has the n-th, modulo
 OWN_TAGS = 16 + SIGNAL_TAGS  # number of tags that internal messages may use on the communicator of a group
 
-
-_LOCK = threading.RLock()  # the one lock of this process around calls of MPI; see `Runtime`
+T = TypeVar("T")
+LOCK = threading.RLock()  # the one lock of this process around calls of MPI; see `Runtime`
 
 
 class Runtime:
@@ -49,7 +49,7 @@ class Runtime:
         self.serialized = self.thread_level < MPI.THREAD_MULTIPLE
         #: Of all ranks, once they have exchanged them.
         self.thread_levels: tuple[int, ...] = ()
-        self.lock: AbstractContextManager[object] = _LOCK if self.serialized else nullcontext()
+        self.lock: AbstractContextManager[object] = LOCK if self.serialized else nullcontext()
         #: The largest tag of a user's message.
         self.tag_ub: int = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) - OWN_TAGS  # type: ignore[operator]
         self.library: str = MPI.Get_library_version().split("\n")[0].rstrip("\0 ")
@@ -218,7 +218,7 @@ def move() -> float:
     world = current()
     if world is None or in_forked_child() or finalized():
         return 0.0
-    if world.serialized and not _LOCK.acquire(blocking=False):  # another thread is in MPI
+    if world.serialized and not LOCK.acquire(blocking=False):  # another thread is in MPI
         return 0.0
     try:
         began = thread_time()
@@ -226,7 +226,17 @@ def move() -> float:
         return thread_time() - began
     finally:
         if world.serialized:
-            _LOCK.release()
+            LOCK.release()
+
+
+def attempt(within_s: float, function: Callable[..., T], *arguments: Any) -> T | None:
+    """Calls MPI under the lock, at any thread level. Returns None, and calls nothing, if another thread holds it for so long."""
+    if not LOCK.acquire(timeout=within_s):
+        return None
+    try:
+        return function(*arguments)
+    finally:
+        LOCK.release()
 
 
 def alone() -> Runtime:

@@ -25,14 +25,13 @@ broadcast, and with and without "v" gather, scatter and alltoall): they return a
 
 # Note [One thread in MPI_Comm_create_from_group]
 If another thread calls MPI_Iprobe meanwhile, Open MPI 5.0.11 may never return from it, although no rank has died: after some 20
-calls of mpi4py alone on 4 ranks; 200 calls without such a thread returned. So `failed`, which the watchdog calls, waits.
+calls of mpi4py alone on 4 ranks; 200 calls without such a thread returned. So `failed` waits, and the watchdog tries again later.
 """
 
 from __future__ import annotations
 
 import array
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -48,7 +47,6 @@ SETTING = "OMPI_MCA_mpi_ft_enable"  # set by mpirun --with-ft ulfm
 LOOKS = 8  # Open MPI looks at its events in one of some calls only; 4 were needed
 GOES_ON, ENDS = 1, 2  # bits for `agree`
 
-_alone = threading.Lock()  # see Note [One thread in MPI_Comm_create_from_group]
 _given = False  # see `world_given`
 _root = MPI.COMM_WORLD  # or what `meet` has made of it; a world of a communicator of the user leaves it alone
 
@@ -86,7 +84,7 @@ def create_among_dead(base: MPI.Intracomm, ranks: Sequence[int], tag: int) -> MP
     group = base.Get_group()
     members = group.Incl(list(ranks))
     try:
-        with _alone:
+        with runtime.LOCK:  # see Note [One thread in MPI_Comm_create_from_group]
             made = MPI.Intracomm.Create_from_group(members, f"mpicoll.{tag}")
         try:
             return made.Dup()
@@ -135,7 +133,7 @@ class Tolerated:
 
 def failed(comm: MPI.Intracomm) -> tuple[int, ...]:
     """Returns the ranks of this communicator that have died, as far as this rank knows. The caller holds the lock."""
-    with _alone:
+    with runtime.LOCK:
         for _ in range(LOOKS):
             MPI.COMM_SELF.Iprobe()
         dead = comm.Get_failed()

@@ -18,7 +18,7 @@ from torch.futures import Future
 
 from mpicoll import autograd
 from mpicoll._base import config
-from mpicoll._faults import time_limit
+from mpicoll._faults.watch import end_job_after, watch
 from mpicoll._mpi import abort, runtime
 from mpicoll.autograd import contexts
 from mpicoll.rpc import futures, rref
@@ -97,7 +97,7 @@ def init_rpc(
     limit_s: float = options.rpc_timeout or math.inf
     if rpc_backend_options is None:
         limit_s = config.get("MPICOLL_TIMEOUT") or DEFAULT_RPC_TIMEOUT_SEC
-    with time_limit.end_job_after("init_rpc", limit_s):
+    with end_job_after("init_rpc", limit_s):
         ranks = _runtime(rank, world_size)
         from mpicoll._faults import roll_call  # these start MPI
         from mpicoll._mpi.mailbox import Mailbox
@@ -195,7 +195,7 @@ def _check_leaks() -> None:
 def _end(agent: Agent, graceful: bool) -> None:
     atexit.unregister(_at_exit)
     agent.stop(graceful)
-    time_limit.limits.stop()
+    watch.stop()
     Agent.current = None
     contexts.registry.clear()
 

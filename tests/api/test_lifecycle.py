@@ -13,7 +13,7 @@ from mpi4py import MPI
 import mpicoll as dist
 from mpicoll._engine.registry import registry
 from mpicoll._faults import inquiries
-from mpicoll._faults.watchdog import watchdog
+from mpicoll._faults.under_way import table
 from tests.support import agree, raised_by
 
 OUTSIDE = dist.GroupMember.NON_GROUP_MEMBER
@@ -37,10 +37,10 @@ def test_a_group_of_an_earlier_world_is_not_taken_for_its_namesake(no_world: Non
         kept = registry.find(group.group_name)
         for _ in range(calls):
             summed(group)
-        position = inquiries.own_position(watchdog._all(), group.group_name, 0, {})
-        begun.append((group.group_name, position.begun, kept in watchdog._all()))
+        position = inquiries.own_position(list(table.groups), group.group_name, 0, {})
+        begun.append((group.group_name, position.begun, kept in list(table.groups)))
         dist.destroy_process_group()
-        assert kept not in watchdog._all()
+        assert kept not in list(table.groups)
     (first, *_), (second, *_) = begun
     assert first == second
     assert begun == [(first, 1, True), (first, 0, True)]

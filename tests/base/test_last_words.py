@@ -3,13 +3,15 @@
 import os
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from mpicoll._base import last_words
 from mpicoll._base.last_words import MOST, NBYTES, Memory
 from mpicoll._base.torch_errors import OperationTimeout
-from mpicoll._faults import current_call
+from mpicoll._faults import under_way
+from mpicoll._faults.under_way import Table
 
 
 def text(memory: Memory) -> str | None:
@@ -100,12 +102,17 @@ NOW = 1000.0
 
 def test_what_a_rank_does_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a rank without a collective, and of one with two messages. For the rest: launch/test_supervisor.py."""
-    monkeypatch.setattr(current_call, "time", SimpleNamespace(monotonic=lambda: NOW))
-    history = [(1, "barrier", NOW, (), False)]
-    idle: Any = SimpleNamespace(name="0", history=[], ended=0, global_ranks=[4, 5, 6])
-    group: Any = SimpleNamespace(name="dp", history=history, ended=1, global_ranks=[4, 5, 6])
-    assert current_call.in_words({}, list) == "it had begun no collective"
-    assert current_call.in_words({}, lambda: [idle]) == "it had begun no collective"
-    messages = {thread: ("recv", group, NOW, peer) for thread, peer in enumerate((1, None))}
-    said = current_call.in_words(messages, lambda: [group])
-    assert said == "it was in recv on group 'dp' with rank 5 and it was in recv on group 'dp' with any rank"
+    monkeypatch.setattr(under_way, "time", SimpleNamespace(monotonic=lambda: NOW))
+    idle: Any = Mock(name="0", history=[], ended=0, global_ranks=[4, 5, 6], under_way=lambda: None)
+    group: Any = Mock(history=[(1, "barrier", NOW, (), False)], ended=1, left=0, global_ranks=[4, 5, 6], under_way=lambda: None)
+    group.name, table = "dp", Table()
+    assert table.in_words() == "it had begun no collective on any group"
+    table.groups[idle] = None
+    assert table.in_words() == "it had begun no collective on any group"
+    table.groups[group] = None
+    assert table.in_words() == "its last collective on group 'dp' was number 1, barrier(), which had ended"
+    table.inside.update({thread: ("recv", group, NOW, peer) for thread, peer in enumerate((1, None))})
+    assert (
+        table.in_words()
+        == "it was in recv on group 'dp' with rank 5, for 0 s and it was in recv on group 'dp' with any rank, for 0 s"
+    )

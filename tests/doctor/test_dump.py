@@ -98,9 +98,9 @@ def test_a_rank_that_has_not_come_is_named_with_its_place(tmp_path: Path, capsys
     write(tmp_path, [group([SUM, BCAST], 1)], [group([SUM], 1)])
     assert (
         "FAIL  group '0': rank 0 waits in #2 broadcast(float32, 2 elements, root 0) for 30 s; rank 1 has not come\n"
-        "      rank 1 ended #1 all_reduce(SUM, float32, 2 elements), begun 30 s before its record; "
+        "      rank 1: its last collective on this group is number 1, all_reduce(SUM, float32, 2 elements), which has ended; "
         "its program is at train.py:2 in step\n"
-        "      rank 0 is in #2 broadcast(float32, 2 elements, root 0), begun 30 s before its record; "
+        "      rank 0: it is in its collective 2 on this group, broadcast(float32, 2 elements, root 0), for 30 s; "
         "its program is at train.py:1 in step\n" in said(tmp_path, capsys, 1)
     )
 
@@ -110,8 +110,8 @@ def test_a_rank_whose_group_or_program_is_gone(tmp_path: Path, capsys: pytest.Ca
     change(tmp_path / "rank-1.json", threads=[])
     text = said(tmp_path, capsys, 1)
     assert "rank 0 waits in #1 all_reduce(SUM, float32, 2 elements) for 30 s; ranks 1-2 have not come" in text
-    assert "rank 1 has no such group (destroyed, or never made); its program is at its end, or outside Python" in text
-    assert "rank 2 has called nothing on this group; its program is at train.py:3 in step" in text
+    assert "rank 1: it has no such group (destroyed, or never made); its program is at its end, or outside Python" in text
+    assert "rank 2: it has begun no collective on this group; its program is at train.py:3 in step" in text
 
 
 def test_a_collective_to_which_all_have_come(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,7 +205,8 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_rank_that_is_behind_with_queued_collectives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, [group([SUM, BCAST], 1)], [group([SUM], 0, issued=3)])
-    assert "rank 1 is in #1 all_reduce(SUM, float32, 2 elements), begun 30 s before its record, with 2 more queued; its" in said(
+    call = "all_reduce(SUM, float32, 2 elements)"
+    assert f"rank 1: it is in its collective 1 on this group, {call}, for 30 s, with 2 more queued; its" in said(
         tmp_path, capsys, 1
     )
 

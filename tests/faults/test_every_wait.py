@@ -162,11 +162,17 @@ def check(way: str, fault: str, outcome: str, clock: dict[str, str], **environ: 
         assert re.search(r"has waited for \d+ s|has come to the end of its program and waits for rank 1", done.stderr), everything
 
 
-def test_the_start_of_a_large_put_has_the_limit(clock: dict[str, str]) -> None:
-    """Open MPI's MPI_Rput waits for the other rank, outside of what the watchdog saw: it hung. MPICH's returns."""
-    done = launch(2, SCRIPT, "put, large", "stopped", str(LIMIT_S), "1.5", timeout_s=90, env=clock)
+@pytest.mark.parametrize("level", ["multiple", "serialized"])
+def test_the_start_of_a_large_put_has_the_limit(clock: dict[str, str], level: str) -> None:
+    """Open MPI's MPI_Rput waits for the other rank, outside of what the watchdog saw: it hung. MPICH's returns.
+
+    At MPI_THREAD_SERIALIZED it waits under the lock, for which the watchdog waited, too: nobody named the other rank.
+    """
+    env = {**clock, "MPI4PY_RC_THREAD_LEVEL": level}
+    done = launch(2, SCRIPT, "put, large", "stopped", str(LIMIT_S), "1.5", timeout_s=90, env=env)
     took = time.time() - began(done.stdout)
     assert re.search(r"put on group '0' \(rank 0 of 2\): (no end after 4|Timed out)", done.stdout + done.stderr), done
+    assert re.search(WORDS["is stopped"], done.stdout + done.stderr), done
     assert took < LIMIT_S + 2 + END_S, done
 
 

@@ -14,7 +14,7 @@ import torch
 import mpicoll as dist
 from mpicoll.__main__ import main
 from mpicoll._base.facts import Facts
-from mpicoll._faults import flight_recorder
+from mpicoll._faults import watch
 from mpicoll._faults.ledger import REMEMBERED
 from mpicoll._launch.doctor import dump
 from tests.faults.clock import FAST
@@ -146,7 +146,7 @@ def test_a_folder_that_cannot_be_made_is_an_oserror(world: Any, tmp_path: Path) 
 def test_whether_sigusr2_is_free(status: str, free: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as changed:
         changed.setattr(Path, "read_text", lambda path: status)
-        found = flight_recorder._is_free(signal.SIGUSR2)
+        found = watch._is_free(signal.SIGUSR2)
     assert found == free
 
 
@@ -197,7 +197,7 @@ def test_a_rank_that_has_ended_its_program_still_writes_its_record(
     assert main(["doctor", "dump", str(tmp_path)]) == 1
     report = capsys.readouterr().out
     assert "rank 0 waits in #3 all_reduce(SUM, float32, 2 elements)" in report
-    assert "rank 1 has not come\n      rank 1 ended #2 all_reduce" in report
+    assert "rank 1 has not come\n      rank 1: its last collective on this group is number 2, all_reduce" in report
     assert "its program is at its end, or outside Python" in report
 
 

@@ -55,7 +55,7 @@ def test_a_rank_that_does_not_start_mpi(door: str) -> None:
     ],
 )
 def test_a_rank_that_stops(case: str, expected: str) -> None:
-    """Under the lock: at MPI_THREAD_SERIALIZED. The watchdog waits for the lock that the thread in new_group holds."""
+    """Under the lock: at MPI_THREAD_SERIALIZED. The watchdog would wait for the lock that the thread in new_group holds."""
     done = launch(2, SCRIPT, case, "mpicoll", timeout_s=60)
     ended = time.time()
     assert done.returncode != 0

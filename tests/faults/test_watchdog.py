@@ -2,6 +2,7 @@
 
 import mmap
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,8 +13,10 @@ import pytest
 from mpicoll._base import waits
 from mpicoll._base.facts import Facts
 from mpicoll._faults import watchdog
+from mpicoll._faults.group_state import UnderWay
 from mpicoll._faults.ledger import Ledger, Mismatch
-from mpicoll._faults.watchdog import MOST_BEFORE, Waiting, Watchdog
+from mpicoll._faults.watchdog import MOST_BEFORE, Watchdog
+from mpicoll._mpi import runtime
 from mpicoll._mpi.boards import NBYTES, Boards
 from mpicoll._mpi.shared_segment import Segment
 
@@ -36,7 +39,7 @@ def groups() -> list[Any]:
     ]  # fmt: skip
 
 
-def say(waiting: dict[int, Waiting]) -> None:
+def say(waiting: dict[int, UnderWay]) -> None:
     """Each of these ranks writes its board, then looks at its peers."""
     watchdogs = [Watchdog() for _ in waiting]
     for each, own in zip(waiting.values(), watchdogs, strict=True):
@@ -45,8 +48,8 @@ def say(waiting: dict[int, Waiting]) -> None:
         own._look_at_peers(each, time.monotonic())
 
 
-def ring(groups: list[Any], ranks: Iterator[int] | range, since: float) -> dict[int, Waiting]:
-    return {rank: Waiting("recv", groups[rank], since, (rank + 1) % RANKS) for rank in ranks}
+def ring(groups: list[Any], ranks: Iterator[int] | range, since: float) -> dict[int, UnderWay]:
+    return {rank: UnderWay("recv", groups[rank], since, (rank + 1) % RANKS) for rank in ranks}
 
 
 def test_one_rank_of_a_node_says_that_many_wait_for_messages(groups: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,11 +68,11 @@ def test_what_only_one_rank_knows_is_said(groups: list[Any], capsys: pytest.Capt
     """A rank that waits alone, one that began at another time, and one whose lower rank waits no more."""
     now = time.monotonic()
     long, lately = now - 10 * waits.PATIENCE_S, now - waits.PATIENCE_S - 0.5
-    say({20: Waiting("recv", groups[20], lately, None)})
+    say({20: UnderWay("recv", groups[20], lately, None)})
     said = capsys.readouterr().err
     assert "(rank 20 of 48)" in said
     assert "Other ranks" not in said
-    waiting = {3: Waiting("recv", groups[3], long, 4), **ring(groups, range(7, 9), lately)}
+    waiting = {3: UnderWay("recv", groups[3], long, 4), **ring(groups, range(7, 9), lately)}
     groups[20].ledger.messages = []
     groups[20].ledger.write([])
     say(waiting)
@@ -102,7 +105,7 @@ def test_a_stopped_rank_speaks_for_nobody(groups: list[Any], capsys: pytest.Capt
 def test_lower_ranks_end_the_job_first_if_calls_differ(groups: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every second rank calls something else: 47 ranks found it and said it at the same moment."""
     slept: list[float] = []
-    monkeypatch.setattr(watchdog, "time", Mock(sleep=slept.append))
+    monkeypatch.setattr(watchdog, "watch", Mock(pause=slept.append))
     for name in ("abort", "_show_stacks", "_show_others"):
         monkeypatch.setattr(watchdog, name, Mock())
     for group in groups[1:]:
@@ -110,3 +113,20 @@ def test_lower_ranks_end_the_job_first_if_calls_differ(groups: list[Any], monkey
     step_s = waits.LEAD_S / 2
     assert slept == [step_s * min(before, MOST_BEFORE) for before in range(RANKS - 1)]
     assert step_s >= waits.STACK_S  # in which the first one shows where ranks are
+
+
+def test_the_hooks_of_a_program_may_wait_for_the_lock(groups: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank has died. A hook waits for another thread of the program, which calls MPI."""
+    monkeypatch.setattr(watchdog.survivors, "lost", lambda: (1,))
+    monkeypatch.setattr(watchdog.survivors, "revoke_base", lambda: None)
+    taken: list[bool] = []
+
+    def fail(error: Exception) -> None:
+        thread = threading.Thread(target=runtime.attempt, args=(5, taken.append, True))
+        thread.start()
+        thread.join()
+
+    groups[0].fail = fail
+    watchdog._end_lost(groups[:1])
+    assert taken == [True]
+    groups[0].channel.revoke.assert_called_once()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mpicoll._base.facts import Facts, difference, ranks_in_words, what_differs
+from mpicoll._base.facts import Facts, difference, last_collective, ranks_in_words, what_differs
 from mpicoll._base.waits import BLOCKED_S, PATIENCE_S
 from mpicoll._launch.doctor.report import Finding, Report
 
@@ -163,14 +163,13 @@ def _last(group: GroupRecord | None) -> int:
 def _position(rank: int, group: GroupRecord | None, record: Record) -> str:
     """What a rank did last on a group, and where its program is."""
     if group is None:
-        done = "has no such group (destroyed, or never made)"
-    elif group.last is None:
-        done = "has called nothing on this group"
+        done = "it has no such group (destroyed, or never made)"
     else:
-        begun_s = record.time - group.last.started
-        done = f"{'ended' if group.last.ended else 'is in'} {group.last}, begun {begun_s:.0f} s before its record"
+        last = group.last
+        lasted_s = None if last is None or last.ended else record.time - last.started
+        done = last_collective(last.number if last else 0, last.facts if last else None, lasted_s)
         done += f", with {group.queued} more queued" if group.queued else ""
-    return f"rank {rank} {done}; its program is {_place(record)}"
+    return f"rank {rank}: {done}; its program is {_place(record)}"
 
 
 def _place(record: Record) -> str:
