@@ -173,8 +173,7 @@ def reconfigure(uuid: int, handles: Sequence[str] | Set[str], timeout: timedelta
     """Makes the default group of other processes of this job, and returns it (collective over these processes).
 
     Other processes of the job need not call, and may be dead (``python -m mpicoll.run --fault-tolerant``). One that was left out
-    can be in a later list. All groups are destroyed; operations that have not ended fail. With torch >= 2.14,
-    ``init_process_group("mpi", enable_reconfigure=True)`` makes a default group that remains the same object.
+    can be in a later list. All groups are destroyed; operations that have not ended fail.
 
     Args:
         uuid: The same number on all processes of ``handles``; another one for each call.

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 # The Python half of each group's adapter, None until it is made. TORCH_DISTRIBUTED_DEBUG=DETAIL wraps the C++ half and drops
 # this one, and the methods with it.
 _alive: dict[Communicator, Any] = {}
-kept: Any = None  # the adapter that gets the next communicator, instead of a new one; see `keeping`
 
 # -- around torch's functions ------------------------------------------------------------------------------------------------
 
@@ -61,6 +60,8 @@ def init_process_group(original: Callable[..., Any], arguments: dict[str, Any]) 
     translated = names.translate(arguments.get("backend"))
     if translated is not None:
         arguments = wrapping.complete(arguments)
+        if arguments.get("enable_reconfigure"):  # torch >= 2.14
+            raise NotImplementedError("init_process_group: mpi has no enable_reconfigure; mpicoll.reconfigure() needs none")
     limit_s = wrapping.limit(arguments)
     checks.timeout("init_process_group", limit_s)
     mpi = survivors.start()  # has been started by the import of this module, within the limit
@@ -83,8 +84,6 @@ def _init_over_mpi(
 ) -> None:
     arguments.update(rank=mpi.rank, world_size=mpi.size)
     method = arguments.get("init_method")
-    if "," in translated:  # torch refuses to reconfigure a mixture
-        arguments.pop("enable_reconfigure", None)
     by_mpi = arguments.get("store") is None and (method is None or str(method).startswith(("env:", "mpi:")))
     with _hooks_outside_torch(), _undone_on_failure("init_process_group"):
         registry.begin()
@@ -109,8 +108,6 @@ def new_group(original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     world = torch_world.default_group()
     if world is None:
         return original(**arguments)  # raises torch's own error
-    if hasattr(world, "check_connected"):  # a group of membership.py
-        world.check_connected("new_group")
     for rank in arguments.get("ranks") or () if world.size() == 1 else ():  # torch's error does not name the launcher
         checks.global_rank("new_group", "ranks", rank, [0])
     requested = str(arguments.get("backend") or torch_world.backend_of(world))
@@ -253,10 +250,7 @@ def _make(name: str, ranks: Sequence[int] | None, timeout_s: float, options: Any
             f"{communicator.rank} of {communicator.size}; launch with `python -m mpicoll.run` or mpirun, and let "
             "init_process_group take rank and size from MPI"
         )
-    if kept is not None:
-        kept.take(communicator)
-        _alive[communicator] = kept
-    elif names.BACKEND_SUBCLASSES:
+    if names.BACKEND_SUBCLASSES:
         from mpicoll._c10d.backend import MpiBackend
 
         _alive[communicator] = MpiBackend(communicator, on_close, _split)
@@ -269,17 +263,6 @@ def _make(name: str, ranks: Sequence[int] | None, timeout_s: float, options: Any
     failed_calls.install()
     _keep_dynamo_out()
     return _alive[communicator]
-
-
-@contextlib.contextmanager
-def keeping(adapter: Any) -> Iterator[None]:
-    """Inside, torch makes the default group of ``adapter`` again; None: of a new adapter."""
-    global kept
-    kept = adapter
-    try:
-        yield
-    finally:
-        kept = None
 
 
 def _mixing(translated: str) -> AbstractContextManager[str]:

@@ -1,6 +1,6 @@
 """Groups whose ranks change: reconfigure, shrink and shrink_group.
 
-    reconfigure  the world again, of the processes that the program lists; torch >= 2.14 can keep the group object
+    reconfigure  the world again, of the processes that the program lists
     shrink       the world again, of the ranks that live
     without      shrink_group: the world or another group again, without the ranks that the program names
 
@@ -10,9 +10,6 @@ What makes the world again is `_remake_world`. It gets a function that makes the
 A rank may die while the world is made again. Then some ranks have a world and others an error. So all ranks that live agree
 whether it was made on each of them; if a rank has died meanwhile, all begin again without it.
 
-# Note [A group that changes its rank]
-C++ keeps rank and size of a Backend that is written in Python, and nothing changes them. So the group of ``enable_reconfigure``
-is a ProcessGroup, as on torch <= 2.13: for those C++ asks Python.
 """
 
 from __future__ import annotations
@@ -22,20 +19,16 @@ import re
 import zlib
 from collections.abc import Callable, Sequence, Set
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
 
-from mpicoll._base.errors import LaunchError, MpicollError
-from mpicoll._base.torch_errors import CommunicationError, GroupDestroyed, GroupFailed
+from mpicoll._base.errors import LaunchError
+from mpicoll._base.torch_errors import CommunicationError
 from mpicoll._base.waits import NOTICE_S
-from mpicoll._c10d import init, names, patches, torch_world, wrapping
-from mpicoll._c10d.torch213 import functional_ops
-from mpicoll._c10d.torch213.process_group import MpiProcessGroup
+from mpicoll._c10d import torch_world, wrapping
 from mpicoll._c10d.wrapping import SHRINK_NAMES
 from mpicoll._engine.registry import registry
-from mpicoll._engine.work import Work
 from mpicoll._faults import roll_call, watch
 from mpicoll._mpi import runtime, survivors
 from mpicoll._mpi.errors import MPIException, not_made, peer_lost
@@ -65,8 +58,6 @@ def reconfigure(uuid: int, handles: Any, limit_s: float | None = None) -> Any:
     default = torch_world.default_group()
     if default is None:
         timeout_s = wrapping.limit(wrapping.complete({}))
-    elif isinstance(default, ReconfigurableGroup):
-        timeout_s = default.communicator.timeout_s
     else:
         timeout_s = torch_world.communicator("reconfigure", default).timeout_s
     if uuid in _used:
@@ -116,85 +107,6 @@ def _meet(everyone: runtime.Runtime, ranks: Sequence[int], about: str, limit_s: 
         if lost := survivors.lost(NOTICE_S, everyone):
             raise peer_lost("reconfigure", lost) from raw
         raise not_made(raw, "reconfigure") from raw
-
-
-class _Unconnected:
-    """Stands for the communicator of a group that has none yet. Every operation raises."""
-
-    broken = failure = None
-
-    def __init__(self, name: str, rank: int, size: int, timeout_s: float) -> None:
-        self.name, self.rank, self.size, self.timeout_s = name, rank, size, timeout_s
-        self.abort_hooks: dict[int, Callable[[], object]] = {}
-
-    def __getattr__(self, operation: str) -> Any:
-        self.check_usable(operation)
-
-    def check_usable(self, operation: str) -> NoReturn:
-        raise MpicollError(f"{operation}: the group {self.name!r} has no communicator yet; reconfigure() makes it")
-
-    def _nothing(self, *_: object) -> None:
-        """Nothing to do."""
-
-    set_timeout = fail = close = _nothing
-
-
-class ReconfigurableGroup(MpiProcessGroup):
-    """The default group of ``init_process_group(enable_reconfigure=True)``; see Note [A group that changes its rank]."""
-
-    supports_reconfigure = True
-    supports_window = False
-
-    def rank(self) -> int:
-        return self.communicator.rank
-
-    def size(self) -> int:
-        return self.communicator.size
-
-    getRank, getSize = rank, size  # torch's names in C++
-
-    def get_backend(self, device: Any) -> ReconfigurableGroup:
-        return self
-
-    def check_connected(self, operation: str) -> None:
-        """Raises the error of a group without a usable communicator, which has no groups of some of its ranks either."""
-        self.communicator.check_usable(operation)
-
-    def get_reconfigure_handle(self) -> str:
-        return handle()
-
-    def reconfigure(self, opts: Any) -> Work:
-        """``opts``: torch's ReconfigureOptions; no hints are known."""
-        reconfigure(opts.uuid, opts.handles, None if opts.timeout is None else opts.timeout.total_seconds())
-        work = Work("reconfigure", [], timeout_s=0)
-        work._complete()
-        return work
-
-    def abort(self) -> None:
-        """Gives the communicator up; the group remains, for `reconfigure`."""
-        self.communicator.fail(GroupFailed("aborted by the program"))
-        self.communicator.ending = "aborted"
-        self.communicator.close()
-        self.communicator.broken = GroupDestroyed("aborted by the program; reconfigure() makes a new communicator")
-
-    def take(self, communicator: Communicator) -> None:
-        """Goes on over another communicator."""
-        communicator.abort_hooks, communicator.reconfigurable = self.communicator.abort_hooks, True
-        self.communicator = communicator
-
-
-def unconnected(options: Any) -> ReconfigurableGroup:
-    """Makes the default group without a communicator (collective over MPI's ranks when they call it first)."""
-    mpi = runtime.start()
-    with watch.end_job_after("init_process_group", options.timeout.total_seconds()):
-        assert mpi.comm is not None  # made now: `_meet` has only some of the ranks
-    registry.expect_all()
-    functional_ops.register()
-    state: Any = _Unconnected(options.group_id, mpi.rank, mpi.size, options.timeout.total_seconds())
-    if init.kept is None:
-        return ReconfigurableGroup(state, init.on_close)
-    init.kept.take(state)
-    return init.kept  # type: ignore[no-any-return]
 
 
 # -- shrink ----------------------------------------------------------------------------------------------------------------
@@ -260,39 +172,25 @@ def _remake_world(timeout_s: float, communicator: Callable[[], Any]) -> Any:
     """Destroys all groups and makes the default group again, over the communicator that the function makes."""
     default = torch_world.default_group()
     backend = "mpi" if default is None else torch_world.backend_of(default)
-    kept = default if isinstance(default, ReconfigurableGroup) else None
     if survivors.lost():
         registry.revoke()
-    try:
-        while True:
-            comm = communicator()
-            if dist.is_initialized():
-                dist.destroy_process_group()
-            error: Exception | None = None
-            root = runtime.process.last_base
-            try:
-                runtime.start(comm, own=True).frees_base = not survivors.possible()
-                with survivors.world_given(), init.keeping(kept):
-                    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
-            except Exception as failure:  # noqa: BLE001  see Note [All or none]
-                error = failure
-                runtime.stop(free=False)
-            if not survivors.possible():
-                runtime.process.last_base = root
-            if _all_have(comm, error):
-                return torch_world.default_group()
-    finally:
-        if kept is not None and not dist.is_initialized():
-            _put_back(kept, backend, timeout_s)
-
-
-def _put_back(group: ReconfigurableGroup, backend: str, timeout_s: float) -> None:
-    """Makes ``group`` the default group again, without a communicator, so that the program can reconfigure it once more."""
-    make = getattr(torch_world.c10d.init_process_group, patches.ORIGINAL)
-    with names.visible(), init.keeping(group):
-        timeout = timedelta(seconds=timeout_s)
-        make(names.OURS, store=HashStore(), rank=0, world_size=1, timeout=timeout, enable_reconfigure=True)
-    torch_world.record_backend(group, backend, names.OURS)
+    while True:
+        comm = communicator()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        error: Exception | None = None
+        root = runtime.process.last_base
+        try:
+            runtime.start(comm, own=True).frees_base = not survivors.possible()
+            with survivors.world_given():
+                dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+        except Exception as failure:  # noqa: BLE001  see Note [All or none]
+            error = failure
+            runtime.stop(free=False)
+        if not survivors.possible():
+            runtime.process.last_base = root
+        if _all_have(comm, error):
+            return torch_world.default_group()
 
 
 def _remake_group(group: Any, communicator: Communicator, remaining: Sequence[int]) -> Any:

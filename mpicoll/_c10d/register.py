@@ -95,10 +95,6 @@ def _register(c10d: Any) -> None:
 
 def _create(options: Any, backend_options: Any) -> Any:
     """Makes the adapter of a group. torch calls it on members only, with DistributedBackendOptions."""
-    if getattr(options, "enable_reconfigure", False):  # torch >= 2.14
-        from mpicoll._c10d import membership
-
-        return membership.unconnected(options)
     from mpicoll._c10d import init
 
     return init.create(options)

@@ -179,11 +179,6 @@ class Registry:
         """Hands over the communicator of the next group of these ranks."""
         self._provided[tuple(ranks)] = comm
 
-    def expect_all(self) -> None:
-        """Records that all ranks of MPI.COMM_WORLD have come together, and so will wait for each other at the end."""
-        exit_handshake.expect_all()
-        _watch_for_end()
-
     def abandon(self, reason: str) -> None:
         """Makes the groups with operations under way unusable: nobody waits any more until these end."""
         for communicator in self._groups.values():

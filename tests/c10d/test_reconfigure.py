@@ -1,7 +1,6 @@
-"""reconfigure where all ranks live, through mpicoll and torch >= 2.14. Dead ranks: tests/faults/test_fault_tolerant.py."""
+"""reconfigure where all ranks live. Dead ranks: tests/faults/test_fault_tolerant.py."""
 
 import itertools
-import threading
 import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
@@ -10,16 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed
-from torch._C._distributed_c10d import ErrorType
-from torch.nn.parallel import DistributedDataParallel
 
 import mpicoll
 from mpicoll._mpi import runtime
 from tests.support import agree, everyone
 
 pytestmark = [pytest.mark.usefixtures("no_world"), pytest.mark.min_ranks(2)]
-torch_has_it = hasattr(torch.distributed, "_reconfigure")
-by_torch = pytest.mark.skipif(not torch_has_it, reason="needs torch >= 2.14")
 LIMIT = timedelta(seconds=30)
 uuids = itertools.count(1000)  # alike on all ranks
 
@@ -37,26 +32,9 @@ class Mpicoll:
         return group
 
 
-class Torch(Mpicoll):
-    """The group is the same object before and after."""
-
-    def init(self) -> None:
-        torch.distributed.init_process_group("mpi", timeout=LIMIT, enable_reconfigure=True)  # type: ignore[call-arg]
-        self.group: Any = torch.distributed.group.WORLD
-        assert torch.distributed._supports_reconfigure()  # type: ignore[attr-defined]
-
-    def handle(self) -> str:
-        return str(torch.distributed._get_reconfigure_handle())  # type: ignore[attr-defined]
-
-    def reconfigure(self, uuid: int, handles: Any, timeout: timedelta | None = None) -> Any:
-        torch.distributed._reconfigure(uuid, handles, timeout=timeout).wait()  # type: ignore[attr-defined]
-        assert self.group is torch.distributed.group.WORLD
-        return self.group
-
-
-@pytest.fixture(params=[Mpicoll, pytest.param(Torch, marks=by_torch)])
-def door(request: pytest.FixtureRequest) -> Mpicoll:
-    made: Mpicoll = request.param()
+@pytest.fixture
+def door() -> Mpicoll:
+    made = Mpicoll()
     made.init()
     return made
 
@@ -163,20 +141,6 @@ def test_lists_that_differ_do_not_meet(door: Mpicoll, rank: int, size: int) -> N
     agree(works(door.reconfigure(next(uuids), handles), rank, size))
 
 
-def test_an_operation_that_timed_out_is_left_behind(door: Mpicoll, rank: int, size: int) -> None:
-    handles = everyone(door.handle())
-    group = door.reconfigure(next(uuids), handles)
-    if rank == 0 and isinstance(door, Torch):
-        work: Any = torch.distributed.all_reduce(torch.ones(1), async_op=True)
-        with pytest.raises(mpicoll.OperationTimeout):
-            work.wait(timedelta(milliseconds=50))
-        assert group.get_error() == ErrorType.TIMEOUT
-    everyone(None)
-    group = door.reconfigure(next(uuids), handles)
-    agree(works(group, rank, size))
-    agree(group.get_error() == ErrorType.SUCCESS if isinstance(door, Torch) else True)
-
-
 def test_communicators_are_freed(door: Mpicoll, rank: int, size: int) -> None:
     handles = everyone(door.handle())
     first: Any = None
@@ -196,81 +160,9 @@ def test_without_a_world_of_all_ranks(monkeypatch: pytest.MonkeyPatch, rank: int
     agree(True)
 
 
-# -- the interface of torch >= 2.14 ------------------------------------------------------------------------------------------
-
-
-@by_torch
-class TestOfTorch:
-    @pytest.fixture
-    def door(self) -> Torch:
-        made = Torch()
-        made.init()
-        return made
-
-    def test_no_communicator_before(self, door: Torch, rank: int, size: int) -> None:
-        for dist in (torch.distributed, mpicoll):
-            for call in (lambda dist=dist: dist.all_reduce(torch.ones(1)), lambda dist=dist: dist.new_group([0])):
-                with pytest.raises(RuntimeError, match="has no communicator yet; reconfigure"):
-                    call()
-        agree((door.group.rank(), door.group.size()) == (rank, size))
-
-    def test_after_abort(self, door: Torch, rank: int, size: int) -> None:
-        handles, hooks = everyone(door.handle()), list[str]()
-        group = door.reconfigure(next(uuids), handles)
-        group.register_abort_hook(1, lambda: hooks.append("called"))
-        backend = torch.distributed.get_backend_impl(group, torch.device("cpu"))  # type: ignore[attr-defined]
-        backend.abort()
-        assert backend.get_error() == ErrorType.SUCCESS
-        for dist in (torch.distributed, mpicoll):
-            with pytest.raises(mpicoll.GroupDestroyed, match="aborted by the program; reconfigure"):
-                dist.all_reduce(torch.ones(1))
-        agree(not hooks and works(door.reconfigure(next(uuids), handles), rank, size))
-
-    def test_messages_by_the_backend(self, door: Torch, rank: int, size: int) -> None:
-        backend = torch.distributed.get_backend_impl(door.group, torch.device("cpu"))  # type: ignore[attr-defined]
-        door.reconfigure(next(uuids), everyone(door.handle()))
-        received = torch.zeros(4)
-        works = backend.send([torch.full((4,), rank + 1.0)], (rank + 1) % size, 0), backend.recv([received], (rank - 1) % size, 0)
-        for work in works:
-            work.wait()
-        agree(received.tolist() == [(rank - 1) % size + 1.0] * 4)
-
-    def test_ddp_goes_on_with_fewer_ranks(self, door: Torch, rank: int, size: int) -> None:
-        """C++ divides by the number of ranks that the group has now."""
-        handles = everyone(door.handle())
-        door.reconfigure(next(uuids), handles)
-        model = DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
-        for count, uuid in ((size, next(uuids)), (size - 1, next(uuids))):
-            if rank >= count:
-                continue
-            door.reconfigure(uuid, handles[:count])
-            model.zero_grad()
-            model(torch.full((1, 1), rank + 1.0)).sum().backward()
-            gradient = model.module.weight.grad
-            assert gradient is not None
-            assert gradient.item() == pytest.approx((count + 1) / 2)
-        agree(True)
-
-    def test_abort_hooks(self, door: Torch, rank: int, size: int) -> None:
-        handles, called = everyone(door.handle()), threading.Event()
-        door.group.register_abort_hook(0, called.set)
-        door.group.register_abort_hook(1, lambda: pytest.fail("unregistered"))
-        group = door.reconfigure(next(uuids), handles)
-        group.unregister_abort_hook(1)
-        if rank == 0:
-            group.set_timeout(timedelta(milliseconds=50))
-            work: Any = torch.distributed.all_reduce(torch.ones(1), async_op=True)
-            with pytest.raises(RuntimeError, match="Timed out"):
-                work.wait()
-            with pytest.raises(RuntimeError, match="Timed out"):
-                torch.distributed.all_reduce(torch.ones(1))
-            group.set_timeout(LIMIT)
-        everyone(None)
-        agree(called.is_set() == (rank == 0) and works(door.reconfigure(next(uuids), handles), rank, size))
-
-    def test_several_backends_are_refused(self) -> None:
-        """By torch itself."""
-        torch.distributed.init_process_group("cpu:mpi,cuda:gloo", enable_reconfigure=True)  # type: ignore[call-arg]
-        with pytest.raises(RuntimeError, match="multiple backends"):
-            torch.distributed._supports_reconfigure()  # type: ignore[attr-defined]
-        agree(True)
+@pytest.mark.skipif(not hasattr(torch.distributed, "_reconfigure"), reason="needs torch >= 2.14")
+@pytest.mark.parametrize("backend", ["mpi", "cpu:mpi,cuda:gloo"])
+def test_a_group_that_stays_the_same_object_is_refused(backend: str) -> None:
+    with pytest.raises(NotImplementedError, match=r"mpi has no enable_reconfigure; mpicoll.reconfigure\(\) needs none"):
+        torch.distributed.init_process_group(backend, enable_reconfigure=True)  # type: ignore[call-arg]
+    agree(not torch.distributed.is_initialized())

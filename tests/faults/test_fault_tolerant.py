@@ -5,7 +5,6 @@ import subprocess
 from collections import Counter
 
 import pytest
-import torch.distributed as dist
 
 from tests.docs import programs
 from tests.faults.clock import FAST
@@ -53,14 +52,9 @@ LOST_AND_LEFT = {"all_reduce: lost": 3, **TWO_LEFT}
         ("leaving", 3, {"all_reduce: lost (2,)": 2, **TWO_LEFT}),
         # MPI_Allgatherv of Open MPI 5.0.11 itself returns without an error, and without data.
         ("results", 6, {"lost (1,) of 6": 5, "lost (1,) of 5": 4, "lost (1,) of 4": 3, "lost (1,) of 3": 2, "end": 2}),
-        *(
-            pytest.param(
-                f"reconfigured {door}", 4, {
-                    "all_reduce: lost": 3, "reconfigure: lost": 5, "world of 2: [0, 1]": 6, "world of 3: [0, 1, 2]": 3, "end": 2,
-                },
-                marks=pytest.mark.skipif(door == "torch" and not hasattr(dist, "_reconfigure"), reason="needs torch >= 2.14"),
-            )
-            for door in ("mpicoll", "torch")
+        (
+            "reconfigured", 4,
+            {"all_reduce: lost": 3, "reconfigure: lost": 5, "world of 2: [0, 1]": 6, "world of 3: [0, 1, 2]": 3, "end": 2},
         ),
         # MPI_Comm_create_from_group of Open MPI 5.0.11 hung after some 50 times: Note [One thread in ...], _mpi/survivors.py.
         ("remade 60", 4, {"end": 4}),

@@ -1,5 +1,4 @@
 """Code for torch <= 2.13 alone. When the oldest torch is 2.14: delete the folder, and what BACKEND_SUBCLASSES guards.
-The group of ``enable_reconfigure`` (../membership.py) uses process_group and functional_ops on later versions, too.
 
 process_group: the adapter, a ProcessGroup. Later versions take one, too, but without hooks, new_window and several backends.
 mixed: the adapter for a group with several backends, which later versions build themselves.

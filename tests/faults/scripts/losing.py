@@ -239,19 +239,15 @@ def results() -> None:
     say("end")
 
 
-def reconfigured(door: str) -> None:
+def reconfigured() -> None:
     """Of 4 ranks rank 1 dies; two of the others go on alone, the last one comes back, and another one dies."""
-    dist.init_process_group(**({"enable_reconfigure": True} if door == "torch" else {}))
+    dist.init_process_group()
     rank, store, started = dist.get_rank(), torch.distributed.distributed_c10d._get_default_store(), runtime.start
     store.set(str(rank), dist.get_reconfigure_handle())
     handles = [store.get(str(each)).decode() for each in range(4)]
 
     def reconfigure(uuid: int, *ranks: int) -> None:
-        listed = [handles[each] for each in ranks]
-        if door == "torch":
-            torch.distributed._reconfigure(uuid, listed).wait()  # type: ignore[attr-defined]
-        else:
-            dist.reconfigure(uuid, listed)
+        dist.reconfigure(uuid, [handles[each] for each in ranks])
 
     reconfigure(1, 0, 1, 2, 3)
     if rank == 1:
