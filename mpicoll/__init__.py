@@ -32,7 +32,6 @@ _NAMES = {
     "mpicoll._api.exchanges": "all_to_all all_to_all_single",
     "mpicoll._api.barriers": "barrier monitored_barrier",
     "mpicoll._c10d.windows": "Window empty_shared",
-    "mpicoll._c10d.comm_hooks": "shared_memory_hook",
     "mpicoll._api.information": "get_comm info dump_flight_record",
     "mpicoll._launch.spawn": "spawn RankExited RankRaised",
     "mpicoll.errors": (

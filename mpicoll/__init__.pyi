@@ -119,7 +119,6 @@ from mpicoll._api.p2p import (
     recv_object_list as recv_object_list,
     send as send,
 )
-from mpicoll._c10d.comm_hooks import shared_memory_hook as shared_memory_hook
 from mpicoll._c10d.windows import Window as Window, empty_shared as empty_shared
 from mpicoll._launch.spawn import RankExited as RankExited, RankRaised as RankRaised, spawn as spawn
 from mpicoll._overloads import (

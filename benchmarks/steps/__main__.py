@@ -37,7 +37,6 @@ def rows(size: int, small: bool) -> dict[str, Workload]:
     mlp = models.mlp(512, 4) if small else models.mlp(1024, 16)
     return {
         "mlp": data_parallel.ddp(mlp),
-        "shared": data_parallel.ddp(mlp, hook=data_parallel.SHARED),
         "transformer": data_parallel.ddp(transformer()),
         "buckets": data_parallel.ddp(transformer(), 4 * MIB),
         "bf16": data_parallel.ddp(transformer(), hook=data_parallel.HALF),

@@ -10,18 +10,17 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-import mpicoll
 from benchmarks.steps.models import Task, loss
 from benchmarks.steps.step import Means, Step, Workload, weight_bytes
 from mpicoll.bench.formulas import spell
 
 MIB = 1 << 20
-HALF, SHARED = "bf16_compress_hook", "shared_memory_hook"
+HALF = "bf16_compress_hook"
 BFLOAT16 = 1e-2  # relative error of a sum that is rounded to bfloat16
 
 
 def ddp(task: Task, bucket_nbytes: int = 25 * MIB, hook: str = "") -> Workload:
-    """bucket_nbytes: of a bucket of gradients, PyTorch's default is 25 MiB; hook: HALF, or SHARED, which Gloo does not have."""
+    """bucket_nbytes: of a bucket of gradients, PyTorch's default is 25 MiB; hook: HALF, or none."""
     notes = [f"buckets of {spell(bucket_nbytes)}"] * (bucket_nbytes != 25 * MIB) + [hook] * bool(hook)
     half = hook == HALF
     return Workload(
@@ -42,8 +41,6 @@ def _ddp(bucket_nbytes: int, hook: str, task: Task, means: Means) -> Step:
         wrapped.register_comm_hook(means.size, _compressed if half else _as_it_is)
     elif half:
         wrapped.register_comm_hook(means.group, _bf16)
-    elif hook == SHARED and torch.distributed.get_backend(means.group) == "mpi":
-        wrapped.register_comm_hook(means.group, mpicoll.shared_memory_hook)
     return Step(model, lambda: loss(wrapped(batch)).backward())
 
 

@@ -70,13 +70,6 @@ class Accesses(Messages):
         self.host.storages.add(tensor.untyped_storage(), shared)
         return tensor
 
-    def keep_shared(self, tensor: Tensor) -> None:
-        """Lets the ranks of a node share the memory of a tensor that is reduced again and again (the first time: collective)."""
-        if tensor.device.type == "cpu" and self.size > 1 and not self.host.windows.apart:
-            if not self.host.storages.count:
-                self.share(torch.uint8, 0)
-            self.host.storages.move(tensor.untyped_storage())
-
     def expose(self, tensor: Tensor) -> Exposed:
         """Lets the other ranks access a tensor, which must live until `withdraw` (collective).
 

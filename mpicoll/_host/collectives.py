@@ -140,8 +140,9 @@ class HostCollectives:
         storage = memory.untyped_storage()
         number = self.storages.number(storage)
         places = shared_memory.exchange(window, (number, memory.data_ptr() - storage.data_ptr()))
-        if number == NOT_SHARED or any(other != number for other, _ in places) or (shared := self.storages.get(storage)) is None:
+        if number == NOT_SHARED or any(other != number for other, _ in places):
             return False
+        shared = self.storages.get(storage)
         self._took("all_reduce", "shared memory, in place", flat.nbytes)
         parts = [(buffer, begin + offset) for (buffer, begin), (_, offset) in zip(shared.parts, places, strict=True)]
         shared_memory.all_reduce_in_place(window, parts, flat.nbytes, flat.dtype, combine)

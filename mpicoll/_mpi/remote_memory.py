@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 import platform
 import struct
 from collections.abc import Sequence
@@ -43,7 +42,6 @@ _shared: WeakValueDictionary[bytes, mmap.mmap] = WeakValueDictionary()
 
 
 Part: TypeAlias = "tuple[mmap.mmap, int]"  # memory of this process, and an offset there
-FILE = struct.Struct("=5q")  # process id, file descriptor, bytes, device, inode
 
 
 class Shared(NamedTuple):
@@ -68,18 +66,6 @@ def share(channel: Channel, node: Sequence[int], nbytes: int, number: int) -> Sh
         return None
     _shared[segment.memory[-WORD:]] = segment.memory
     return Shared(number, [(segment.memory, begin) for begin in ends[:-1]])
-
-
-def share_file(channel: Channel, node: Sequence[int], file: int, nbytes: int, number: int) -> Shared | None:
-    """The same for memory that each rank has in a file of its own (collective)."""
-    status = os.fstat(file)
-    record = FILE.pack(os.getpid(), file, nbytes, status.st_dev, status.st_ino)
-    with channel.lock:
-        records = from_all(channel.comm, record)
-        found = [shared_segment.mapped_file(*FILE.unpack(records[rank])) for rank in node]
-        parts = [(memory, 0) for memory in found if memory is not None]
-        complete = all(map(any, from_all(channel.comm, bytes([len(parts) == len(node)]))))
-    return Shared(number, parts) if complete else None
 
 
 def _location(address: int) -> tuple[bytes, int]:

@@ -103,20 +103,18 @@ def _mapped(file: int, nbytes: int) -> mmap.mmap:
 
 
 def _mapped_from(nbytes: int, pid: int, file: int, word: bytes) -> mmap.mmap | None:
-    memory = mapped_file(pid, file, nbytes)
+    memory = _mapped_file(pid, file, nbytes)
     return memory if memory is not None and memory[-WORD:] == word else None
 
 
-def mapped_file(pid: int, file: int, nbytes: int, *identity: int) -> mmap.mmap | None:
-    """Maps the open file of a process. None if it cannot, or if size or identity (device and inode) are others."""
+def _mapped_file(pid: int, file: int, nbytes: int) -> mmap.mmap | None:
+    """Maps the open file of a process. None if it cannot, or if it has another size."""
     try:
         descriptor = os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR)
     except OSError:
         return None
     try:
-        status = os.fstat(descriptor)
-        same = identity in ((), (status.st_dev, status.st_ino))
-        return _mapped(descriptor, nbytes) if same and status.st_size == nbytes else None
+        return _mapped(descriptor, nbytes) if os.fstat(descriptor).st_size == nbytes else None
     except (OSError, ValueError):
         return None
     finally:

@@ -1,4 +1,4 @@
-"""all_reduce of memory that all ranks of a node map: tensors of empty_shared, and the buckets of DDP."""
+"""all_reduce of memory that all ranks of a node map: tensors of empty_shared."""
 
 import gc
 from collections.abc import Callable
@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
 import mpicoll as dist
-from mpicoll._c10d import torch_world
 from mpicoll._host.algorithms import shared_memory
-from mpicoll._mpi import shared_segment
+from mpicoll._c10d import torch_world
 from tests.support import agree, everyone
 
 pytestmark = [pytest.mark.usefixtures("world"), pytest.mark.min_ranks(2), pytest.mark.one_node]
@@ -120,80 +118,3 @@ def test_memory_goes_with_the_tensor(rank: int) -> None:
     del view
     gc.collect()
     agree(len(mapped) == before, list(mapped.items()))
-
-
-# -- DDP -----------------------------------------------------------------------------------------------------------------
-
-
-def network(hook: bool, **options: Any) -> DistributedDataParallel:
-    torch.manual_seed(0)
-    layers = [layer for _ in range(3) for layer in (nn.Linear(512, 512), nn.Tanh())]
-    model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=1, **options)
-    if hook:
-        model.register_comm_hook(options.get("process_group"), dist.shared_memory_hook)
-    return model
-
-
-def train(model: DistributedDataParallel, rank: int, steps: int = STEPS) -> list[Tensor]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for step in range(steps):
-        optimizer.zero_grad()
-        model(torch.full((2, 512), (rank + 1) * (step + 1) / 50)).square().sum().backward()
-        optimizer.step()
-    return [parameter.detach().clone() for parameter in model.parameters()]
-
-
-def close(found: list[Tensor], expected: list[Tensor]) -> bool:
-    return all(torch.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in zip(found, expected, strict=True))
-
-
-@pytest.mark.parametrize("view", [False, True], ids=["own gradients", "gradients in buckets"])
-def test_ddp_trains_the_same_in_place(view: bool, in_place: list[int], rank: int) -> None:
-    expected = train(network(False, gradient_as_bucket_view=view), rank)
-    agree(not in_place)
-    found = train(network(True, gradient_as_bucket_view=view), rank)
-    # DDP makes new buckets after the first step. They come for the second time in the third one.
-    agree(close(found, expected) and len(in_place) >= 3 * (STEPS - 2), in_place)
-    everywhere = everyone(in_place)
-    agree(everywhere.count(in_place) == len(everywhere), everywhere)
-
-
-def test_ddp_with_uneven_inputs(in_place: list[int], rank: int, size: int) -> None:
-    """A rank that has no more inputs reduces new zeros, which are in no file."""
-    results = []
-    for hook in (False, True):
-        model = network(hook)
-        with model.join():
-            results.append(train(model, rank, STEPS + 2 * (rank == 0)))
-    agree(close(*results), in_place)
-    everywhere = everyone(in_place)
-    agree(everywhere.count(in_place) == len(everywhere) and in_place, everywhere)
-
-
-def no_room(self: torch.UntypedStorage) -> None:
-    raise RuntimeError("unable to allocate shared memory(shm)")
-
-
-def not_mapped(*_: object) -> None:
-    """The file of a process in another container."""
-
-
-@pytest.mark.parametrize("failing", [0, -1], ids=["first rank", "last rank"])
-@pytest.mark.parametrize("fault", [no_room, not_mapped], ids=["no room", "not mapped"])
-def test_ddp_where_a_rank_cannot_share(
-    fault: Callable[..., None], failing: int, in_place: list[int], monkeypatch: pytest.MonkeyPatch, rank: int, size: int
-) -> None:
-    expected, model = train(network(False), rank), network(True)
-    if rank == failing % size:
-        monkeypatch.setattr(
-            *((torch.UntypedStorage, "_share_fd_cpu_") if fault is no_room else (shared_segment, "mapped_file")), fault
-        )
-    agree(close(train(model, rank), expected) and not in_place, in_place)
-
-
-@pytest.mark.parametrize("alone", [False, True], ids=["half of the ranks", "one rank"])
-def test_ddp_in_groups(alone: bool, in_place: list[int], rank: int, size: int) -> None:
-    parts = [[each] for each in range(size)] if alone else [[each for each in range(size) if each % 2 == odd] for odd in (0, 1)]
-    group = [dist.new_group(part) for part in parts][rank if alone else rank % 2]
-    expected, found = (train(network(hook, process_group=group), rank) for hook in (False, True))
-    agree(close(found, expected) and bool(in_place) == (group.size() > 1), in_place)
