@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.distributed import ReduceOp
 
-from mpicoll._host.algorithms import blocks
-from mpicoll._host.algorithms.window import memmove
+from mpicoll._algorithms import blocks
+from mpicoll._algorithms.window import memmove
 from mpicoll._tensors import combine
 from mpicoll.bench import options
 from mpicoll.bench.formulas import parse, spell

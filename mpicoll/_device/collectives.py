@@ -22,15 +22,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from mpicoll._algorithms import direct, native, pairwise, shared_memory
+from mpicoll._algorithms.backend import Backend
+from mpicoll._algorithms.blocks import Block, block, blocks
+from mpicoll._algorithms.plans import Plan
+from mpicoll._algorithms.windows import Windows
 from mpicoll._device import staging, streams
 from mpicoll._device.consensus import DeviceChoices
 from mpicoll._device.messages import DeviceMessages
 from mpicoll._device.staging import Part
 from mpicoll._device.windows import SharedDeviceMemory
-from mpicoll._host.algorithms import direct, native, pairwise, shared_memory
-from mpicoll._host.algorithms.blocks import Block, block, blocks
-from mpicoll._host.collectives import HostCollectives
-from mpicoll._host.plans import Plan
 from mpicoll._mpi import runtime
 from mpicoll._mpi.channel import Channel
 from mpicoll._mpi.topology import Topology
@@ -47,32 +48,36 @@ Memories = Sequence[tuple[int, Tensor]]  # (peer, memory)
 
 
 class DeviceCollectives:
-    """The collectives of one group, in a world in which some rank has a GPU. Its methods are those of `HostCollectives`.
+    """The `Backend` of one group for GPU memory, in a world in which some rank has a GPU.
 
     Args:
         channel: Communicators for these collectives alone.
         host: Collectives on host memory over that channel.
+        windows: Their windows; None: MPI moves everything.
+        checked: Messages say what they are.
     """
 
     def __init__(
         self,
         channel: Channel,
-        host: HostCollectives,
+        host: Backend,
+        windows: Windows | None,
         choices: DeviceChoices,
         topology: Topology,
         took: Callable[[str, str, int], None],
+        checked: bool,
     ) -> None:
         self.channel = channel
         self.host = host
-        self.rank, self.size = host.rank, host.size
+        self.rank: int = channel.comm.Get_rank()
+        self.size: int = channel.comm.Get_size()
         self._took = took
         # The kernels reduce at least two parts, and no trial has shown non-blocking collectives on GPU memory to work.
         self._direct = choices.direct and self.size > 1 and not channel.serialized
-        shares = choices.shares and topology.single and host.thresholds.large is not None
-        self._shared = SharedDeviceMemory(channel, host.windows, possible=shares)
+        self._shared = SharedDeviceMemory(channel, windows if choices.shares and topology.single else None)
         node = topology.nodes[self.rank]
         near = [choices.shares and rank != self.rank and other == node for rank, other in enumerate(topology.nodes)]
-        self.messages = DeviceMessages(channel, choices.direct, near, host.messages.checked)
+        self.messages = DeviceMessages(channel, choices.direct, near, checked)
         self.taken: Counter[Way] = Counter()  # number of collectives per path; read by tests
 
     def check(self, operation: str, device: torch.device) -> None:
@@ -88,7 +93,6 @@ class DeviceCollectives:
         return _run_behind, (streams.marks(memory.device for memory in memories), function, arguments), signature
 
     def copying_back(self, call: Call, tensors: Sequence[Tensor], memories: Sequence[Tensor]) -> Call:
-        """Returns a Call that runs ``call`` and then copies the packed copies among ``memories`` into their ``tensors``."""
         run_behind, (marks, function, arguments), signature = call
         return run_behind, (marks, calls.run_and_copy_back, ((function, arguments, ()), tensors, memories)), signature
 
@@ -219,7 +223,6 @@ class DeviceCollectives:
         return self._call([memory], (plan, memory.nbytes), self._reduced, memory, plan, None)
 
     def all_reduce_packed(self, memories: Sequence[Tensor], plan: Plan) -> Call:
-        """Reduces several tensors of one dtype as one message, on the device of the first one."""
         sizes = tuple(memory.nbytes for memory in memories)
         signature = plan, sum(sizes), None, sizes
         return self._call(memories, signature, self._all_reduce_packed, memories, plan)
@@ -343,8 +346,7 @@ class DeviceCollectives:
             streams.wait_for_internal(device)
 
     def close(self) -> None:
-        """Frees windows and communicators. torch keeps this rank's window until the other ranks have released it, too."""
-        self._shared.close()
+        self._shared.close()  # torch keeps this rank's window until the other ranks have released it, too
         self.host.close()
         if not runtime.finalized():
             self.messages.close()

@@ -27,9 +27,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from mpicoll._algorithms.blocks import pieces
 from mpicoll._device import ipc, streams
 from mpicoll._device.send_slots import SendSlots
-from mpicoll._host.algorithms.blocks import pieces
 from mpicoll._mpi.channel import ANY_SOURCE, FAULTY_ANY_SOURCE, Channel, Status
 from mpicoll._mpi.datatypes import BYTE, spec
 from mpicoll._mpi.errors import truncated

@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
+from mpicoll._algorithms.blocks import pieces
 from mpicoll._device import streams
-from mpicoll._host.algorithms.blocks import pieces
 
 CHUNK = 8 << 20  # bytes; the bus of a GPU takes some 0.3 ms for it, the launch of a copy 10 us
 

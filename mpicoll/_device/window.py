@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from mpicoll._algorithms.shared_memory import round_up
+from mpicoll._algorithms.window import LINE, Window, words_nbytes
 from mpicoll._device import streams
 from mpicoll._device.regions import Regions
-from mpicoll._host.algorithms.shared_memory import round_up
-from mpicoll._host.algorithms.window import LINE, Window, words_nbytes
 from mpicoll._mpi.shared_segment import Segment
 
 SLOTS, RESULTS = 2, 3

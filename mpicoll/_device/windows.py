@@ -8,10 +8,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from mpicoll._algorithms.windows import Windows
 from mpicoll._device import ipc, streams
 from mpicoll._device.staging import Part
 from mpicoll._device.window import DeviceWindow
-from mpicoll._host.algorithms.windows import Windows
 from mpicoll._mpi import shared_segment
 from mpicoll._mpi.channel import Channel
 from mpicoll._tensors import buffers
@@ -20,22 +20,24 @@ SLOT = 8 << 20  # bytes of a slot in GPU memory; each group that uses this path 
 
 
 class SharedDeviceMemory:
-    """The window in GPU memory of one group, None until `make` has made it. The windows in host memory say how to wait."""
+    """The window in GPU memory of one group, None until `make` has made it.
 
-    def __init__(self, channel: Channel, windows: Windows, possible: bool) -> None:
+    ``windows``: those in host memory, which say how to wait; None: there cannot be one.
+    """
+
+    def __init__(self, channel: Channel, windows: Windows | None) -> None:
         self._channel = channel
         self._windows = windows
-        self._possible = possible
         self.window: DeviceWindow | None = None
 
     def make(self, device: torch.device) -> bool:
         """Makes the window on first use (then collective). Returns False, for ever, if a rank could not make its window."""
-        if self.window is None and self._possible:
-            self.window = self._new_window(device)
-            self._possible = self.window is not None
-        return self._possible
+        if self.window is None and self._windows is not None:
+            self.window = self._new_window(device, self._windows)
+            self._windows = self._windows if self.window is not None else None
+        return self._windows is not None
 
-    def _new_window(self, device: torch.device) -> DeviceWindow | None:
+    def _new_window(self, device: torch.device, windows: Windows) -> DeviceWindow | None:
         comm = self._channel.comm
         rank, size = comm.Get_rank(), comm.Get_size()
         buffer, records = self._shared_buffer(device)
@@ -48,7 +50,7 @@ class SharedDeviceMemory:
         usable = [memory for memory in opened if memory is not None]
         if not all(comm.allgather(len(usable) == size)) or words is None:
             return None
-        return DeviceWindow(words, usable, rank, SLOT, self._windows.pause, self._windows.spins)
+        return DeviceWindow(words, usable, rank, SLOT, windows.pause, windows.spins)
 
     def _shared_buffer(self, device: torch.device) -> tuple[Tensor | None, list[bytes | None]]:
         """Returns this rank's buffer and a record for each other rank; None on any error, because the others wait for a reply."""
@@ -88,5 +90,4 @@ class SharedDeviceMemory:
 
     def close(self) -> None:
         """Releases the memory of the other ranks. torch keeps this rank's memory until the other ranks have released it, too."""
-        self.window = None
-        self._possible = False
+        self.window = self._windows = None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from mpicoll._algorithms.backend import Backend
 from mpicoll._engine.group import Group
 from mpicoll._host.collectives import HostCollectives
 from mpicoll._tensors import checks
@@ -16,8 +17,6 @@ from mpicoll._tensors.calls import Call
 # Loaded with the first group of a world with a GPU: without it, imports take a fifth less CPU time.
 if TYPE_CHECKING:
     from mpicoll._device.collectives import DeviceCollectives
-
-    Backend = HostCollectives | DeviceCollectives
 
 REFUSALS = TypeError, ValueError  # what a collective raises before it communicates; a program may catch it and go on
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
+from mpicoll._algorithms import plans
+from mpicoll._algorithms.plans import SUM_PLANS
 from mpicoll._engine.collectives import REFUSALS, Collectives, copying_back
 from mpicoll._engine.work import Work
-from mpicoll._host import plans
-from mpicoll._host.plans import SUM_PLANS
 from mpicoll._tensors import buffers, calls, checks, sparse
 from mpicoll._tensors.buffers import is_dense_cpu
 from mpicoll._tensors.calls import Call

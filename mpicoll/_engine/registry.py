@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 import mpicoll._base.log as log
+from mpicoll._algorithms.windows import Windows
 from mpicoll._base import processes
 from mpicoll._base.log import Algorithms
 from mpicoll._base.torch_errors import GroupDestroyed, GroupFailed
@@ -33,7 +34,6 @@ from mpicoll._faults.under_way import table
 from mpicoll._faults.watch import end_job_after, watch
 from mpicoll._faults.watchdog import watchdog
 from mpicoll._host import thresholds
-from mpicoll._host.algorithms.windows import Windows
 from mpicoll._host.collectives import HostCollectives
 from mpicoll._host.thresholds import HIERARCHICAL
 from mpicoll._mpi import abort, bell, boards, library, runtime
@@ -110,7 +110,8 @@ class Registry:
             made.callback(own_channel.free)
             staging = host_collectives(own_channel, topology, agreed, queue, took)
             made.callback(staging.close)
-            above = DeviceCollectives(own_channel, staging, agreed.devices, topology, took)
+            windows = None if staging.thresholds.large is None else staging.windows
+            above = DeviceCollectives(own_channel, staging, windows, agreed.devices, topology, took, agreed.checks)
         attending, seen = Nobody(), {runtime_.rank} if ledger is None else {*ledger.boards.ranks}
         if ledger is not None and not agreed.checks:
             key = tag << 31 | zlib.adler32(repr(global_ranks).encode()) & 0x7FFFFFFF

@@ -15,15 +15,15 @@ from ctypes import memmove
 import torch
 from torch import Tensor
 
-from mpicoll._host import stages, thresholds
-from mpicoll._host.algorithms import direct, hierarchical, native, pairwise, shared_memory
-from mpicoll._host.algorithms.blocks import Block, block, blocks, pieces, rows
-from mpicoll._host.algorithms.direct import SLICE
-from mpicoll._host.algorithms.native import CHUNK
-from mpicoll._host.algorithms.window import Window
-from mpicoll._host.algorithms.windows import Windows
+from mpicoll._algorithms import direct, hierarchical, native, pairwise, shared_memory, stages
+from mpicoll._algorithms.blocks import Block, block, blocks, pieces, rows
+from mpicoll._algorithms.direct import SLICE
+from mpicoll._algorithms.native import CHUNK
+from mpicoll._algorithms.plans import Plan
+from mpicoll._algorithms.window import Window
+from mpicoll._algorithms.windows import Windows
+from mpicoll._host import thresholds
 from mpicoll._host.messages import HostMessages
-from mpicoll._host.plans import Plan
 from mpicoll._host.shared_storages import NOT_SHARED, SharedStorages
 from mpicoll._host.thresholds import DIRECT, HIERARCHICAL, NATIVE, PAIRWISE, SHARED_MEMORY, Thresholds
 from mpicoll._mpi.channel import IN_PLACE, Channel
@@ -76,7 +76,6 @@ class HostCollectives:
             self.known.keep(tensor, call, root)
 
     def copying_back(self, call: Call, tensors: Sequence[Tensor], memories: Sequence[Tensor]) -> Call:
-        """Returns a Call that runs ``call`` and then copies the packed copies among ``memories`` into their ``tensors``."""
         return calls.run_and_copy_back, (call, tensors, memories), call[2]
 
     def _algorithm(self, operation: str, nbytes: int, choose: Callable[..., str], *values: object) -> str:
@@ -149,7 +148,6 @@ class HostCollectives:
         return True
 
     def all_reduce_packed(self, memories: Sequence[Tensor], plan: Plan) -> Call:
-        """Reduces several tensors of one dtype as one message."""
         sizes = tuple(memory.nbytes for memory in memories)
         return self._all_reduce_packed, (memories, plan), (plan, sum(sizes), None, sizes)
 
@@ -164,7 +162,6 @@ class HostCollectives:
         _spread(packed.data_ptr(), memories)
 
     def all_reduce_sparse(self, operation: str, tensor: Tensor, source: Tensor, op: Op) -> Call:
-        """Reduces into a sparse tensor, from this rank's part as `sparse.coalesced` returns it; see _tensors/sparse.py."""
         return self._all_reduce_sparse, (operation, tensor, source, op), (tensor.dtype,)
 
     def _all_reduce_sparse(self, operation: str, tensor: Tensor, source: Tensor, op: Op) -> None:
@@ -179,7 +176,6 @@ class HostCollectives:
         sparse.add_up(tensor, indices, values, op)
 
     def reduce(self, memory: Tensor, plan: Plan, root: int) -> Call:
-        """Reduces in place on the root. The other ranks' memory is only read."""
         nbytes = memory.nbytes
         if plan.native and nbytes < self._single_call_below["reduce"] and nbytes <= CHUNK:
             buffer = [fromaddress(memory.data_ptr(), nbytes), memory.numel(), plan.mpi_type]
@@ -189,7 +185,6 @@ class HostCollectives:
         return self._reduced, (memory, plan, root), (plan, nbytes, root)
 
     def scan(self, memory: Tensor, plan: Plan, exclusive: bool) -> Call:
-        """Reduces in place over ranks 0 to this one. ``exclusive``: over those before it; rank 0 keeps its values."""
         return self._scan, (memory, plan, exclusive), (plan, memory.nbytes)
 
     def _scan(self, memory: Tensor, plan: Plan, exclusive: bool) -> None:
@@ -199,13 +194,11 @@ class HostCollectives:
             plan.decode(code, memory, ranks)
 
     def reduce_scatter(self, target: Tensor, source: Tensor, counts: Sequence[int], plan: Plan) -> Call:
-        """Does `reduce_scatter_single` with blocks of ``counts`` elements. The Call keeps the memory."""
         arguments = target, source, counts, min(counts) == max(counts), plan
         sizes = tuple(count * source.element_size() for count in counts)
         return self._reduce_scatter, arguments, (plan, source.nbytes, None, sizes)
 
     def reduce_scatter_single(self, target: Tensor, source: Tensor, plan: Plan) -> Call:
-        """Rank i gets the reduction of every rank's i-th block of ``source``. The target may overlap the source."""
         nbytes, count = source.nbytes, target.numel()
         small = nbytes < self._single_call_below["reduce_scatter"] and nbytes <= CHUNK
         if small and plan.native and not buffers.overlap(target, source):
@@ -252,7 +245,6 @@ class HostCollectives:
     # -- from one rank, from all ranks ---------------------------------------------------------------------------------
 
     def broadcast(self, memory: Tensor, root: int) -> Call:
-        """Overwrites the memory with the root's, on every other rank."""
         nbytes = memory.nbytes
         if nbytes < self._single_call_below["broadcast"] and nbytes <= INT_MAX:
             buffer = [fromaddress(memory.data_ptr(), nbytes), nbytes, BYTE]
@@ -273,7 +265,6 @@ class HostCollectives:
             hierarchical.broadcast(self.windows.nodes, block(memory), root)
 
     def all_gather_single(self, target: Tensor, source: Tensor) -> Call:
-        """Gathers equal blocks. The source may overlap the target; it may also be this rank's block of the target."""
         nbytes, total = source.nbytes, target.nbytes
         if total < self._single_call_below["all_gather"] and total <= INT_MAX and not buffers.overlap(target, source):
             source_buffer = [fromaddress(source.data_ptr(), nbytes), nbytes, BYTE]
@@ -290,7 +281,6 @@ class HostCollectives:
             native.all_gather(self.channel, target, buffers.packed(source) if buffers.overlap(target, source) else source)
 
     def all_gather(self, targets: Sequence[Tensor], source: Tensor) -> Call:
-        """Gathers blocks of any sizes, which all ranks know. The source may overlap the targets."""
         sizes = [target.nbytes for target in targets]
         total = sum(sizes)
         if total < self._single_call_below["all_gather"] and total <= INT_MAX and min(sizes) == max(sizes):
@@ -335,7 +325,6 @@ class HostCollectives:
     # -- messages between pairs ----------------------------------------------------------------------------------------
 
     def gather(self, targets: Sequence[Tensor] | None, source: Tensor, root: int) -> Call:
-        """Rank i's source arrives in the root's ``targets[i]``. ``targets`` is None on the other ranks."""
         if targets is None:
             sends = [(root, block(source))]
             return self._exchange, (sends, [], None), (source.dtype, None, root, (sends, []))
@@ -344,7 +333,6 @@ class HostCollectives:
         return self._exchange, ([], receives, own), (source.dtype, None, root, ([], receives))
 
     def scatter(self, target: Tensor, sources: Sequence[Tensor] | None, root: int) -> Call:
-        """The root's ``sources[i]`` arrives in rank i's target. ``sources`` is None on the other ranks."""
         if sources is None:
             receives = [(root, block(target))]
             return self._exchange, ([], receives, None), (target.dtype, None, root, ([], receives))
@@ -362,15 +350,10 @@ class HostCollectives:
         pairwise.exchange(self.channel, sends, receives, len(self.windows.node_members) > 1)
 
     def all_to_all(self, targets: Sequence[Tensor], sources: Sequence[Tensor], operation: str = "all_to_all") -> Call:
-        """Rank i's ``sources[j]`` arrives in rank j's ``targets[i]``. Only the two ranks need to know the size.
-
-        If they differ about it, all ranks raise CollectiveMismatch; checked only when the shared-memory window is used.
-        """
         outputs, inputs = [block(target) for target in targets], [block(source) for source in sources]
         return self._all_to_all, (operation, outputs, inputs), (targets[0].dtype, None, None, (inputs, outputs))
 
     def all_to_all_single(self, target: Tensor, source: Tensor, receives: Sequence[int], sends: Sequence[int]) -> Call:
-        """Exchanges rows of dim 0: ``sends[j]`` rows go to rank j, ``receives[i]`` rows come from rank i."""
         outputs, inputs = rows(target, receives), rows(source, sends)
         return self._all_to_all, ("all_to_all_single", outputs, inputs), (target.dtype, None, None, (inputs, outputs))
 
@@ -398,7 +381,6 @@ class HostCollectives:
         return shared_memory.barrier(self.windows.window, timeout_s, failed)
 
     def close(self) -> None:
-        """Frees the windows. Called only when the program destroys the group, never by garbage collection."""
         self.windows.close()
         self.use(self.thresholds.without_windows())
 

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from torch import UntypedStorage
 
-from mpicoll._host.algorithms.windows import Windows
+from mpicoll._algorithms.windows import Windows
 from mpicoll._mpi import remote_memory
 from mpicoll._mpi.channel import Channel
 from mpicoll._mpi.remote_memory import Shared

@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from mpicoll._algorithms.window import LINE, parts
 from mpicoll._base import config
-from mpicoll._host.algorithms.window import LINE, parts
 
 NATIVE, SHARED_MEMORY, HIERARCHICAL, DIRECT, PAIRWISE = "native", "shared_memory", "hierarchical", "direct", "pairwise"
 PAGE = 4096  # bytes

@@ -14,9 +14,9 @@ import torch
 import torch.distributed
 
 import mpicoll
+from mpicoll._algorithms import blocks
 from mpicoll._base.errors import UnsupportedReduction
 from mpicoll._device import streams
-from mpicoll._host.algorithms import blocks
 from mpicoll.bench import formulas
 from mpicoll.bench.formulas import REDUCTIONS, spell
 from mpicoll.bench.operations import CPU, Memory, Operation, Shape

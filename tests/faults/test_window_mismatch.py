@@ -9,9 +9,9 @@ import torch.distributed
 from torch import Tensor
 
 import mpicoll
+from mpicoll._algorithms.shared_memory import barrier, reduce_flat
+from mpicoll._algorithms.window import Window
 from mpicoll._api import groups
-from mpicoll._host.algorithms.shared_memory import barrier, reduce_flat
-from mpicoll._host.algorithms.window import Window
 from mpicoll._mpi import runtime, shared_segment
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._tensors.calls import DifferentCalls

@@ -18,8 +18,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from mpicoll._algorithms import native
 from mpicoll._device import ipc, streams
-from mpicoll._host.algorithms import native
 from mpicoll._mpi import datatypes
 
 FAR = 1 << 47  # above all addresses that a process can have

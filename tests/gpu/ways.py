@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from mpicoll._algorithms import direct
 from mpicoll._device import collectives, messages, staging, windows
 from mpicoll._device.consensus import DeviceChoices
 from mpicoll._engine.communicator import Communicator
 from mpicoll._engine.registry import registry
-from mpicoll._host.algorithms import direct
 from tests.gpu.fake_gpu import Gpu, OnGpu, make_mpi_aware, take_its_place
 
 WAYS = ("staged", "ipc", "direct")

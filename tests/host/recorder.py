@@ -29,13 +29,13 @@ from mpi4py import MPI
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from mpicoll._host import collectives, plans, stages, thresholds
-from mpicoll._host.algorithms import direct, rail, window, windows
-from mpicoll._host.algorithms.hierarchical import Stages
-from mpicoll._host.algorithms.window import LINE, Window
-from mpicoll._host.algorithms.windows import Windows
+from mpicoll._algorithms import direct, plans, rail, stages, window, windows
+from mpicoll._algorithms.hierarchical import Stages
+from mpicoll._algorithms.plans import Plan
+from mpicoll._algorithms.window import LINE, Window
+from mpicoll._algorithms.windows import Windows
+from mpicoll._host import collectives, thresholds
 from mpicoll._host.collectives import HostCollectives
-from mpicoll._host.plans import Plan
 from mpicoll._host.thresholds import Choices
 from mpicoll._mpi import shared_segment
 from mpicoll._mpi.channel import Channel

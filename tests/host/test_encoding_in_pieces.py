@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 import mpicoll as dist
+from mpicoll._algorithms.plans import Plan
 from mpicoll._host import collectives
-from mpicoll._host.plans import Plan
 from tests.support import agree
 
 pytestmark = [pytest.mark.usefixtures("world"), pytest.mark.min_ranks(2)]

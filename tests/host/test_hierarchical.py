@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import mpicoll as dist
+from mpicoll._algorithms.windows import Windows
 from mpicoll._engine.registry import registry
 from mpicoll._host import thresholds
-from mpicoll._host.algorithms.windows import Windows
 from mpicoll._host.thresholds import NATIVE, NEVER, SHARED_MEMORY, WINDOW_FROM, Choices
 from mpicoll._mpi.topology import Topology
 from tests.behaviour.test_two_machines import REASON

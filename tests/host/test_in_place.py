@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import mpicoll as dist
-from mpicoll._host.algorithms import shared_memory
+from mpicoll._algorithms import shared_memory
 from mpicoll._c10d import torch_world
 from tests.support import agree, everyone
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from mpi4py import MPI
 
-from mpicoll._host.algorithms import hierarchical, shared_memory
-from mpicoll._host.algorithms.blocks import block, blocks
-from mpicoll._host.algorithms.window import Window
+from mpicoll._algorithms import hierarchical, shared_memory
+from mpicoll._algorithms.blocks import block, blocks
+from mpicoll._algorithms.window import Window
 from mpicoll._mpi import shared_segment
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._tensors.calls import DifferentCalls

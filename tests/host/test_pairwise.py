@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mpicoll
-from mpicoll._host.algorithms import pairwise
-from mpicoll._host.algorithms.pairwise import TESTED_FROM
-from mpicoll._host.algorithms.windows import Windows
+from mpicoll._algorithms import pairwise
+from mpicoll._algorithms.pairwise import TESTED_FROM
+from mpicoll._algorithms.windows import Windows
 from mpicoll._mpi.channel import Channel
 from mpicoll.errors import CollectiveMismatch, TruncationError
 from tests.support import agree

@@ -6,10 +6,10 @@ import pytest
 import torch
 from mpi4py import MPI
 
+from mpicoll._algorithms.blocks import block
+from mpicoll._algorithms.pairwise import TESTED_FROM
+from mpicoll._algorithms.rail import LEAST_SLICE, Rail
 from mpicoll._api import groups
-from mpicoll._host.algorithms.blocks import block
-from mpicoll._host.algorithms.pairwise import TESTED_FROM
-from mpicoll._host.algorithms.rail import LEAST_SLICE, Rail
 from mpicoll._mpi.channel import IN_PLACE, Channel
 from tests.support import agree
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from mpicoll._host.algorithms.direct import AHEAD, BROADCAST_LEAST, BROADCAST_PIECES, CHUNK, SLICE, broadcast_piece
-from mpicoll._host.algorithms.rail import LEAST_SLICE
+from mpicoll._algorithms.direct import AHEAD, BROADCAST_LEAST, BROADCAST_PIECES, CHUNK, SLICE, broadcast_piece
+from mpicoll._algorithms.rail import LEAST_SLICE
 from mpicoll._host.thresholds import WINDOW_FROM, Choices
 from tests.host.recorder import OPERATIONS, Job, Records
 from tests.support import ROOT

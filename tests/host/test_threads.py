@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import mpicoll as dist
+from mpicoll._algorithms import blocks, window
+from mpicoll._algorithms.window import Window
 from mpicoll._engine.communicator import Communicator
 from mpicoll._engine.registry import registry
-from mpicoll._host.algorithms import blocks, window
-from mpicoll._host.algorithms.window import Window
 from mpicoll._mpi import shared_segment
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.shared_segment import Segment

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from mpicoll._algorithms.window import Window, parts, words_nbytes
 from mpicoll._host import thresholds
-from mpicoll._host.algorithms.window import Window, parts, words_nbytes
 from mpicoll._host.thresholds import APART, BETWEEN, DIRECT, NATIVE, NEVER, PAGE, WINDOW_FROM, WITHIN, Choices
 from mpicoll.bench import tune
 from tests.support import launch

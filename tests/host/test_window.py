@@ -10,9 +10,9 @@ import pytest
 import torch
 from mpi4py import MPI
 
-from mpicoll._host.algorithms import blocks, shared_memory
-from mpicoll._host.algorithms.blocks import block
-from mpicoll._host.algorithms.window import LINE, Window
+from mpicoll._algorithms import blocks, shared_memory
+from mpicoll._algorithms.blocks import block
+from mpicoll._algorithms.window import LINE, Window
 from mpicoll._mpi import shared_segment
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._tensors import combine

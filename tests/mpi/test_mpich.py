@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import mpicoll
-from mpicoll._host.algorithms import native
+from mpicoll._algorithms import native
 from mpicoll._mpi import runtime
 from mpicoll._mpi.channel import Channel
 from mpicoll._mpi.datatypes import predefined

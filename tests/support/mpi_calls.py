@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from mpicoll._algorithms import direct, hierarchical, pairwise, shared_memory
 from mpicoll._engine.communicator import Communicator
-from mpicoll._host.algorithms import direct, hierarchical, pairwise, shared_memory
 
 CALLS = (
     "Allreduce", "Bcast", "Reduce", "Allgather", "Allgatherv", "Reduce_scatter", "Reduce_scatter_block", "Scan", "Exscan",

@@ -7,7 +7,7 @@ import torch
 from torch.distributed import ReduceOp
 
 import mpicoll as dist
-from mpicoll._host.algorithms import native
+from mpicoll._algorithms import native
 from tests.support import agree, everyone
 from tests.support.tensors import COMPLEX, FLOATS, HALVES, INTEGERS, of_rank, raw, reduced, same
 

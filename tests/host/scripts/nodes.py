@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
+from mpicoll._algorithms import direct, hierarchical
 from mpicoll._base.load import longer
 from mpicoll._engine.communicator import Communicator
 from mpicoll._engine.registry import registry
-from mpicoll._host.algorithms import direct, hierarchical
 from mpicoll._host.collectives import MET_FROM
 from mpicoll._mpi import shared_segment
 from tests.faults.test_attendance import sleeps

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Any, TypeVar
 
-from mpicoll._host.algorithms.blocks import Block
+from mpicoll._algorithms.blocks import Block
 from mpicoll._mpi.arrivals import Arrived
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.channel import Channel, Status

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from mpicoll._host.algorithms.blocks import Block
-from mpicoll._host.algorithms.window import LINE, Window
+from mpicoll._algorithms.blocks import Block
+from mpicoll._algorithms.window import LINE, Window
 from mpicoll._mpi.remote_memory import Part
 from mpicoll._tensors.combine import Combine
 

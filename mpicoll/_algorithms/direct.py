@@ -28,9 +28,9 @@ from typing import Any
 
 from torch import Tensor
 
-from mpicoll._host.algorithms.blocks import Block, block
-from mpicoll._host.algorithms.pairwise import Exchange, peers
-from mpicoll._host.algorithms.window import LINE
+from mpicoll._algorithms.blocks import Block, block
+from mpicoll._algorithms.pairwise import Exchange, peers
+from mpicoll._algorithms.window import LINE
 from mpicoll._mpi.channel import Channel
 from mpicoll._tensors.combine import Combine
 

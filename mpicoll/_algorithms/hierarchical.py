@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mpicoll._host.algorithms import shared_memory
-from mpicoll._host.algorithms.blocks import Block
-from mpicoll._host.algorithms.rail import Finish, Rail
-from mpicoll._host.algorithms.window import LINE, Window
+from mpicoll._algorithms import shared_memory
+from mpicoll._algorithms.blocks import Block
+from mpicoll._algorithms.rail import Finish, Rail
+from mpicoll._algorithms.window import LINE, Window
 from mpicoll._tensors.combine import Combine
 
 NOBODY = -1  # the receiver on a node, if the result is for a rank of another node

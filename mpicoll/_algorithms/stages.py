@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpicoll._host.algorithms.hierarchical import Stages
+from mpicoll._algorithms.hierarchical import Stages
 from mpicoll._mpi.datatypes import predefined
 from mpicoll._tensors.combine import Combine, Kernel, one_by_one
 from mpicoll._tensors.reductions import FLOATS, INTEGERS, OPS, Encode

@@ -15,11 +15,11 @@ from functools import cached_property
 
 import torch
 
+from mpicoll._algorithms.blocks import copy
+from mpicoll._algorithms.hierarchical import Nodes
+from mpicoll._algorithms.rail import Rail
+from mpicoll._algorithms.window import LINE, Window, memmove
 from mpicoll._base.waits import ALIVE_S
-from mpicoll._host.algorithms.blocks import copy
-from mpicoll._host.algorithms.hierarchical import Nodes
-from mpicoll._host.algorithms.rail import Rail
-from mpicoll._host.algorithms.window import LINE, Window, memmove
 from mpicoll._mpi import runtime, shared_segment
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.channel import Channel

@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from mpicoll._host.algorithms import direct
-from mpicoll._host.algorithms.blocks import Block, block
-from mpicoll._host.algorithms.pairwise import TESTED_FROM, Exchange, pairs
+from mpicoll._algorithms import direct
+from mpicoll._algorithms.blocks import Block, block
+from mpicoll._algorithms.pairwise import TESTED_FROM, Exchange, pairs
 from mpicoll._mpi.channel import IN_PLACE, Channel, reduce_at_any_root
 from mpicoll._mpi.datatypes import BYTE, fromaddress, spec
 
