@@ -49,7 +49,7 @@ def all_to_all(
     first = input_tensor_list[0] if isinstance(input_tensor_list, (list, tuple)) and input_tensor_list else None
     communicator = groups.of(group, first)
     if communicator is None:
-        return torch_dist.all_to_all(output_tensor_list, input_tensor_list, group, async_op)  # type: ignore[no-any-return]
+        return groups.elsewhere(torch_dist.all_to_all, output_tensor_list, input_tensor_list, group, async_op)  # type: ignore[no-any-return]
     work = communicator.all_to_all(output_tensor_list, input_tensor_list, async_op)
     count_writes(output_tensor_list)
     return work
@@ -92,8 +92,8 @@ def all_to_all_single(
     """
     communicator = groups.of(group, input)
     if communicator is None:
-        return torch_dist.all_to_all_single(  # type: ignore[no-any-return]
-            output, input, output_split_sizes, input_split_sizes, group, async_op
+        return groups.elsewhere(  # type: ignore[no-any-return]
+            torch_dist.all_to_all_single, output, input, output_split_sizes, input_split_sizes, group, async_op
         )
     work = communicator.all_to_all_single(output, input, output_split_sizes, input_split_sizes, async_op)
     count_writes((output,))

@@ -56,7 +56,7 @@ def broadcast(
     """
     communicator = groups.of(group, tensor)
     if communicator is None:
-        return torch_dist.broadcast(tensor, src, group, async_op, group_src)  # type: ignore[no-any-return]
+        return groups.elsewhere(torch_dist.broadcast, tensor, src, group, async_op, group_src)  # type: ignore[no-any-return]
     origin = groups.peer(communicator, "broadcast", "src", src, group_src)
     work = communicator.broadcast(tensor, origin, async_op)
     if communicator.rank != origin:
@@ -94,7 +94,7 @@ def all_gather(
     """
     communicator = groups.of(group, tensor)
     if communicator is None:
-        return torch_dist.all_gather(tensor_list, tensor, group, async_op)  # type: ignore[no-any-return]
+        return groups.elsewhere(torch_dist.all_gather, tensor_list, tensor, group, async_op)  # type: ignore[no-any-return]
     work = communicator.all_gather(tensor_list, tensor, async_op)
     count_writes(tensor_list)
     return work
@@ -129,7 +129,7 @@ def all_gather_single(
     """
     communicator = groups.of(group, input_tensor)
     if communicator is None:
-        return _all_gather_single(output_tensor, input_tensor, group, async_op)  # type: ignore[no-any-return]
+        return groups.elsewhere(_all_gather_single, output_tensor, input_tensor, group, async_op)  # type: ignore[no-any-return]
     work = communicator.all_gather_single(output_tensor, input_tensor, async_op)
     count_writes((output_tensor,))
     return work
@@ -200,7 +200,7 @@ def all_gather_coalesced(
     """
     communicator = groups.of_all(group, input_tensor_list)
     if communicator is None:
-        return torch_dist.all_gather_coalesced(output_tensor_lists, input_tensor_list, group, async_op)  # type: ignore[no-any-return]
+        return groups.elsewhere(torch_dist.all_gather_coalesced, output_tensor_lists, input_tensor_list, group, async_op)  # type: ignore[no-any-return]
     per_rank = [list(tensors) for tensors in output_tensor_lists]
     if len(per_rank) != communicator.size or any(len(tensors) != len(input_tensor_list) for tensors in per_rank):
         raise ValueError(
@@ -251,7 +251,7 @@ def gather(
     """
     communicator = groups.of(group, tensor)
     if communicator is None:
-        return torch_dist.gather(tensor, gather_list, dst, group, async_op, group_dst)  # type: ignore[no-any-return]
+        return groups.elsewhere(torch_dist.gather, tensor, gather_list, dst, group, async_op, group_dst)  # type: ignore[no-any-return]
     if dst is None and group_dst is None:
         dst = 0
     to = groups.peer(communicator, "gather", "dst", dst, group_dst)
@@ -298,7 +298,7 @@ def scatter(
     """
     communicator = groups.of(group, tensor)
     if communicator is None:
-        return torch_dist.scatter(tensor, scatter_list, src, group, async_op, group_src)  # type: ignore[no-any-return]
+        return groups.elsewhere(torch_dist.scatter, tensor, scatter_list, src, group, async_op, group_src)  # type: ignore[no-any-return]
     if src is None and group_src is None:
         src = 0
     origin = groups.peer(communicator, "scatter", "src", src, group_src)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Store
@@ -14,6 +16,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.distributed import GroupMember, ProcessGroup, distributed_c10d
 from torch.nn import Parameter
 
+import mpicoll
 from mpicoll._base.errors import LaunchError
 from mpicoll._c10d import dynamo, hooks, register, torch_world
 from mpicoll._c10d.hooks import found as _found
@@ -27,6 +30,7 @@ if TYPE_CHECKING:  # the engine starts MPI, which belongs to init_process_group,
     from mpicoll._engine.communicator import Communicator
 
 _PLAIN = (Tensor, Parameter)
+_OTHERS = Tensor, np.ndarray  # subclasses, which torch dispatches, and arrays, for `elsewhere`
 _coalescing = _world.pg_coalesce_state  # one dictionary for ever; asking the property at each call takes 0.1 us
 
 
@@ -274,14 +278,15 @@ def shrink_group(
 def of(group: Any, tensor: Any = None) -> Communicator | None:
     """The communicator that carries this tensor in this group; None if torch must do it.
 
-    Called by every operation (0.3 us), so it is one function and not two. Anything that is no tensor leaves it to the group.
+    Called by every operation (0.3 us), so it is one function and not two. None for arrays of NumPy, too: `elsewhere` takes them.
+    Anything else that is no tensor leaves it to the group.
     """
     if is_dynamo_compiling():  # the tracer of torch.compile knows torch's functions; it runs nothing below
         return None
     if type(tensor) in _PLAIN:
         if (not tensor.is_cpu and not _carries(group, tensor.device)) or _coalescing:
             return None
-    elif isinstance(tensor, Tensor):  # a subclass, which torch dispatches
+    elif isinstance(tensor, _OTHERS):
         return None
     if group is None:
         group = _world._default_pg
@@ -289,6 +294,39 @@ def of(group: Any, tensor: Any = None) -> Communicator | None:
         return _found[group]
     except (KeyError, TypeError):
         return _find(group)
+
+
+def elsewhere(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """Lets torch do what `of` has left to it, by its ``function``; with arrays of NumPy ours does it, on tensors of their memory.
+
+    Raises:
+        TypeError, ValueError: An array has a dtype or strides that no tensor has, or is read-only.
+    """
+    if is_dynamo_compiling() or not any(map(_has_array, (*arguments, *named.values()))):
+        return function(*arguments, **named)
+    ours = getattr(mpicoll, function.__name__)
+    try:
+        tensors = [as_tensors(value) for value in arguments]
+    except (TypeError, ValueError) as raw:
+        error = type(raw)(f"{function.__name__}: {raw}")
+        group = inspect.signature(ours).bind(*arguments, **named).arguments.get("group")
+        if (communicator := of(group)) is not None:
+            communicator.refused(function.__name__, error)
+        raise error from None
+    return ours(*tensors, **named)
+
+
+def _has_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) or (type(value) is list and any(map(_has_array, value)))
+
+
+def as_tensors(value: Any) -> Any:
+    """A tensor over the memory of an array, also of each array in a list; other values as they are."""
+    if isinstance(value, np.ndarray):
+        if not value.flags.writeable:
+            raise ValueError(f"an array of shape {value.shape} is read-only; pass a copy of it")
+        return torch.from_numpy(value)
+    return [as_tensors(each) for each in value] if type(value) is list else value
 
 
 def of_all(group: ProcessGroup | None, tensors: Any) -> Communicator | None:

@@ -56,7 +56,7 @@ def send(
     if communicator is None:
         if group is not None and group == GroupMember.NON_GROUP_MEMBER:  # type: ignore[comparison-overlap]
             raise ValueError("send: Invalid process group specified: this rank is not in the group")
-        torch_dist.send(tensor, dst, group, tag, group_dst)
+        groups.elsewhere(torch_dist.send, tensor, dst, group, tag, group_dst)
         return
     to = groups.peer(communicator, "send", "dst", dst, group_dst)
     if to == communicator.rank:
@@ -100,7 +100,7 @@ def recv(
     """
     communicator = groups.of(group, tensor)
     if communicator is None:
-        return torch_dist.recv(tensor, src, group, tag, group_src)
+        return groups.elsewhere(torch_dist.recv, tensor, src, group, tag, group_src)  # type: ignore[no-any-return]
     origin = None
     if src is not None or group_src is not None:
         origin = groups.peer(communicator, "recv", "src", src, group_src)
@@ -143,7 +143,7 @@ def isend(
     """
     communicator = groups.of(group, tensor)
     if communicator is None:
-        return torch_dist.isend(tensor, dst, group, tag, **_given(group_dst=group_dst))  # type: ignore[return-value]
+        return groups.elsewhere(torch_dist.isend, tensor, dst, group, tag, **_given(group_dst=group_dst))  # type: ignore[no-any-return]
     return communicator.isend(tensor, groups.peer(communicator, "isend", "dst", dst, group_dst), tag)
 
 
@@ -184,7 +184,7 @@ def irecv(
     """
     communicator = groups.of(group, tensor)
     if communicator is None:
-        return torch_dist.irecv(tensor, src, group, tag, **_given(group_src=group_src))  # type: ignore[return-value]
+        return groups.elsewhere(torch_dist.irecv, tensor, src, group, tag, **_given(group_src=group_src))  # type: ignore[no-any-return]
     anybody = src is None and group_src is None
     origin = None if anybody else groups.peer(communicator, "irecv", "src", src, group_src)
     work = communicator.irecv(tensor, origin, tag)
@@ -235,7 +235,7 @@ class P2POp(torch_dist.P2POp):
         tag: int = 0,
         group_peer: int | None = None,
     ) -> None:
-        super().__init__(_TO_TORCH.get(op, op), tensor, peer, group, tag, group_peer)
+        super().__init__(_TO_TORCH.get(op, op), groups.as_tensors(tensor), peer, group, tag, group_peer)
 
     def __new__(
         cls,
@@ -246,7 +246,7 @@ class P2POp(torch_dist.P2POp):
         tag: int = 0,
         group_peer: int | None = None,
     ) -> P2POp:
-        made = super().__new__(cls, _TO_TORCH.get(op, op), tensor, peer, group, tag, group_peer)
+        made = super().__new__(cls, _TO_TORCH.get(op, op), groups.as_tensors(tensor), peer, group, tag, group_peer)
         assert isinstance(made, cls)
         return made
 

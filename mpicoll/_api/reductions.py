@@ -52,7 +52,7 @@ def all_reduce(tensor: Tensor, op: Op = SUM, group: ProcessGroup | None = None, 
     """
     communicator = groups.of(group, tensor)
     if communicator is None:
-        return torch_dist.all_reduce(tensor, op, group, async_op)  # type: ignore[no-any-return]
+        return groups.elsewhere(torch_dist.all_reduce, tensor, op, group, async_op)  # type: ignore[no-any-return]
     work = communicator.all_reduce(tensor, op, async_op)
     count_writes((tensor,))
     return work
@@ -94,7 +94,7 @@ def reduce(
     """
     communicator = groups.of(group, tensor)
     if communicator is None:
-        return torch_dist.reduce(tensor, dst, op, group, async_op, group_dst)  # type: ignore[no-any-return]
+        return groups.elsewhere(torch_dist.reduce, tensor, dst, op, group, async_op, group_dst)  # type: ignore[no-any-return]
     to = groups.peer(communicator, "reduce", "dst", dst, group_dst)
     work = communicator.reduce(tensor, to, op, async_op)
     if communicator.rank == to:
@@ -132,7 +132,7 @@ def reduce_scatter(
     """
     communicator = groups.of(group, output)
     if communicator is None:
-        return torch_dist.reduce_scatter(output, input_list, op, group, async_op)  # type: ignore[no-any-return]
+        return groups.elsewhere(torch_dist.reduce_scatter, output, input_list, op, group, async_op)  # type: ignore[no-any-return]
     work = communicator.reduce_scatter(output, input_list, op, async_op)
     count_writes((output,))
     return work
@@ -169,7 +169,7 @@ def reduce_scatter_single(
     """
     communicator = groups.of(group, output)
     if communicator is None:
-        return _reduce_scatter_single(output, input, op, group, async_op)  # type: ignore[no-any-return]
+        return groups.elsewhere(_reduce_scatter_single, output, input, op, group, async_op)  # type: ignore[no-any-return]
     work = communicator.reduce_scatter_single(output, input, op, async_op)
     count_writes((output,))
     return work
@@ -234,7 +234,7 @@ def all_reduce_coalesced(
     """
     communicator = groups.of_all(group, tensors)
     if communicator is None:
-        return torch_dist.all_reduce_coalesced(tensors, op, group, async_op)  # type: ignore[no-any-return]
+        return groups.elsewhere(torch_dist.all_reduce_coalesced, tensors, op, group, async_op)  # type: ignore[no-any-return]
     work = communicator.all_reduce_coalesced(groups.as_list(tensors), op, async_op)
     count_writes(groups.as_list(tensors))
     return None if work is None else work.get_future()
@@ -295,6 +295,7 @@ def exscan(tensor: Tensor, op: Op = SUM, group: ProcessGroup | None = None, asyn
 
 
 def _reduced(name: str, tensor: Tensor, op: Op, group: ProcessGroup | None, async_op: bool) -> Work | None:
+    tensor = groups.as_tensors(tensor)
     communicator = groups.without_torch(name, group, tensor)
     if communicator is None:
         distributed_c10d._warn_not_in_group(name)
