@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import mpicoll._base.binding as binding
-from mpicoll._base import config, containers, launcher
+from mpicoll._base import config, containers, cray, launcher
 from mpicoll._base.cpus import allowed, usable_cores
 from mpicoll._base.errors import LaunchError
 from mpicoll._base.facts import ranks_in_words
@@ -73,12 +73,15 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m mpicoll.docto
     for name in [name for name in os.environ if config.problems({name: os.environ[name]})]:
         del os.environ[name]  # reported below; the checks run without it
     containers.prepare(os.environ, launch)
+    gtl = cray.advice(os.environ)
     # All ranks must start MPI; then rank 0 reports.
     job = installations.probe("job", os.environ, keep_files=True) if launch is not None else None
     if launch is not None and launch.rank != 0:
         return 0
     environ = launcher.without_job(os.environ)
     report = examine(environ, launch, job)
+    if gtl is not None:
+        report.findings.append(Finding("note", "Cray MPICH", gtl[0], remedy=gtl[1]))
     if options.run:
         report.facts["trial"] = trial.run(environ)
         report.findings.append(trial.check(report.facts["trial"]))
