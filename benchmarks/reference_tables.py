@@ -9,7 +9,6 @@ import argparse
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 from mpicoll._base import config
 from mpicoll._launch import arguments
@@ -59,13 +58,11 @@ def benchmarks() -> Iterator[str]:
 
 def bench_options() -> Iterator[str]:
     """The options of all benchmarks, each with the benchmarks that have it."""
-    having: dict[str, list[str]] = {}
-    for what, parser in subparsers(options.make_parser("")).items():
-        for action in shown(parser._actions):
-            having.setdefault(row(action), []).append(what)
     yield from ("| option | meaning | benchmarks |", "|---|---|---|")
-    for text, some in having.items():
-        yield f"{text} {families(some)} |"
+    for action in shown(options.make_parser()._actions):
+        if action.option_strings:
+            having = [what for what in options.HELP if options.takes(what, action.dest)]
+            yield f"{row(action)} {'all' if len(having) == len(options.HELP) else families(having)} |"
 
 
 def families(benchmarks: list[str]) -> str:
@@ -77,11 +74,6 @@ def families(benchmarks: list[str]) -> str:
             names.append(f"{family} but {spell(without)}" if without else family)
             rest = [what for what in rest if what not in members]
     return ", ".join([*names, *([spell(rest)] if rest else [])])
-
-
-def subparsers(parser: argparse.ArgumentParser) -> dict[str, Any]:
-    actions = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    return dict(actions[0].choices)
 
 
 def spell(names: Iterable[str]) -> str:
@@ -109,7 +101,10 @@ def cell(text: str) -> str:
 
 
 def settings() -> Iterator[str]:
-    yield from config.table().splitlines()
+    yield from ("| variable | type | default | meaning |", "|---|---|---|---|")
+    for variable in config.VARIABLES:
+        default = "unset" if variable.default in (None, "") else variable.spell(variable.default)
+        yield f"| `{variable.name}` | {variable.kind.__name__} | {default} | {variable.meaning} |"
 
 
 FIELDS: dict[str, Callable[[], Iterator[str]]] = {

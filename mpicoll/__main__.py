@@ -7,12 +7,17 @@
     mpicoll settings                 python -m mpicoll settings
 
 ``python -m mpicoll`` is the same command. A program is imported when it starts: ``mpicoll --version`` imports no torch.
+The shell completes it by argcomplete: ``eval "$(register-python-argcomplete mpicoll)"``.  PYTHON_ARGCOMPLETE_OK
 """
 
 from __future__ import annotations
 
+import argparse
+import os
+import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
 
 import mpicoll
 from mpicoll._base.stdout import quiet_without_reader
@@ -26,11 +31,11 @@ commands:
   doctor    report which MPI, torch and hardware are here, and how to repair what will not work;
             doctor dump FOLDER: where the ranks of a job diverge
   bench     measure the operations of mpicoll, Gloo and MPI:  mpicoll bench -n 2 all_reduce
-  settings  print the MPICOLL_* environment variables
+  settings  the MPICOLL_* environment variables: their values here, and what they mean
 
 options:
   -h, --help  this text; `mpicoll COMMAND --help` lists the options of a command
-  --version   the version of mpicoll"""
+  --version   the versions of mpicoll, torch, mpi4py and MPI"""
 
 BENCH_RANKS = "2"  # enough for every benchmark; one rank per core would need gigabytes on a large machine
 BENCH_ALONE = ("-h", "--help")  # these start no ranks
@@ -40,17 +45,51 @@ BENCH_ALONE = ("-h", "--help")  # these start no ranks
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status; 2: the command line is wrong."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if "_ARGCOMPLETE" in os.environ:
+        _complete()
     if not words or words[0] in ("-h", "--help", "help"):
         print(HELP)
         return 0
     if words[0] in ("--version", "-V"):
-        print(f"mpicoll {mpicoll.__version__}")
+        print("\n".join(_versions()))
         return 0
     command = COMMANDS.get(words[0])
     if command is None:
         print(f"mpicoll: {words[0]!r} is not a command; use one of {', '.join(COMMANDS)}, or --help", file=sys.stderr)
         return 2
     return command(words[1:])
+
+
+def _complete() -> None:
+    """Prints, for the shell, how the line under the cursor may go on, and ends."""
+    import argcomplete
+
+    from mpicoll._launch import arguments
+    from mpicoll._launch.doctor import checks
+    from mpicoll.bench import options
+
+    parser = argparse.ArgumentParser("mpicoll")
+    commands = parser.add_subparsers()
+    for name, make in {"run": arguments.make_parser, "doctor": checks.make_parser, "bench": options.make_parser}.items():
+        commands.add_parser(name, parents=[make(f"mpicoll {name}")], add_help=False)
+    commands.add_parser("settings")
+    argcomplete.autocomplete(parser)
+
+
+def _versions() -> Iterator[str]:
+    from mpicoll._base.errors import LaunchError
+    from mpicoll._launch.find.installations import find_mpi
+
+    yield f"mpicoll {mpicoll.__version__}"
+    for name in ("torch", "mpi4py"):
+        try:
+            yield f"{name} {metadata.version(name)}"
+        except metadata.PackageNotFoundError:
+            yield f"{name}: not installed"
+    try:
+        yield str(find_mpi(None, os.environ))
+    except LaunchError:
+        yield "MPI: none that mpi4py can load; `mpicoll doctor` says why"
 
 
 def _run(words: list[str]) -> int:
@@ -66,12 +105,12 @@ def _doctor(words: list[str]) -> int:
 
 
 def _settings(words: list[str]) -> int:
-    from mpicoll._base.config import table
+    from mpicoll._base.config import described
 
     if words:
         print(f"mpicoll settings: takes no arguments, got {' '.join(words)}", file=sys.stderr)
         return 2
-    print(table())
+    print("\n".join(described(shutil.get_terminal_size().columns)))
     return 0
 
 
@@ -87,11 +126,10 @@ def _bench(words: list[str]) -> int:
             return 2
         from mpicoll.bench.__main__ import main
 
-        return main(bench_words)
-    if bench_words and not bench_words[0].startswith("-"):
-        from mpicoll.bench.options import make_parser
+        return main(bench_words, "mpicoll bench")
+    from mpicoll.bench.options import parsed
 
-        make_parser(None).parse_args(bench_words[:1])  # exits if there is no such benchmark
+    parsed(bench_words, "mpicoll bench")  # exits if something is wrong
     return _run(bench_command(launcher_words, bench_words))
 
 
@@ -106,10 +144,12 @@ def split_bench(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Splits the words of ``mpicoll bench`` into options of ``mpicoll run`` and the benchmark with its options."""
     from mpicoll._launch.arguments import option_length
 
-    end = 0
-    while end < len(words) and (length := option_length(words[end])):
-        end += length
-    return list(words[:end]), list(words[end:])
+    launcher, bench, start = list[str](), list[str](), 0
+    while start < len(words):
+        length = option_length(words[start])
+        (launcher if length else bench).extend(words[start : start + max(length, 1)])
+        start += max(length, 1)
+    return launcher, bench
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {"run": _run, "doctor": _doctor, "bench": _bench, "settings": _settings}

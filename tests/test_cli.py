@@ -35,7 +35,17 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
         said = capsys.readouterr().out
         assert all(f"\n  {command} " in said for command in command.COMMANDS)
     assert command.main(["--version"]) == 0
-    assert capsys.readouterr().out == f"mpicoll {importlib.metadata.version('mpicoll')}\n"
+    first, torch, mpi4py, mpi = capsys.readouterr().out.splitlines()
+    assert (first, torch, mpi4py) == tuple(
+        f"{name} {importlib.metadata.version(name)}" for name in ("mpicoll", "torch", "mpi4py")
+    )
+    assert re.fullmatch(r"(Open MPI|MPICH) [\d.]+ \(/.*libmpi.*\)", mpi), mpi
+
+
+def test_version_without_an_mpi(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPI4PY_LIBMPI", "/nowhere/libmpi.so")
+    assert command.main(["--version"]) == 0
+    assert capsys.readouterr().out.endswith("\nMPI: none that mpi4py can load; `mpicoll doctor` says why\n")
 
 
 def test_an_unknown_command_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,7 +55,8 @@ def test_an_unknown_command_names_the_known_ones(capsys: pytest.CaptureFixture[s
 
 def test_settings(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["settings"]) == 0
-    assert capsys.readouterr().out == config.table() + "\n"
+    said = capsys.readouterr().out
+    assert all(re.search(rf"^{variable.name}\b", said, re.MULTILINE) for variable in config.VARIABLES)
     assert command.main(["settings", "x"]) == 2
     assert "takes no arguments" in capsys.readouterr().err
 
@@ -56,11 +67,12 @@ def test_settings(capsys: pytest.CaptureFixture[str]) -> None:
         ([], [], []),
         (["all_reduce", "--sizes", "8"], [], ["all_reduce", "--sizes", "8"]),
         (["--quick"], [], ["--quick"]),
-        (["-n", "3", "--bind-to=core", "latency", "-n", "4"], ["-n", "3", "--bind-to=core"], ["latency", "-n", "4"]),
+        (["-n", "3", "--bind-to=core", "latency"], ["-n", "3", "--bind-to=core"], ["latency"]),
+        (["--quick", "latency", "--sizes", "8", "-n", "4"], ["-n", "4"], ["--quick", "latency", "--sizes", "8"]),
         (["--mpi", "mpich", "--quiet", "--quick"], ["--mpi", "mpich", "--quiet"], ["--quick"]),
     ],
 )
-def test_options_for_the_ranks_come_before_the_benchmark(words: list[str], launcher: list[str], bench: list[str]) -> None:
+def test_options_for_the_ranks_may_stand_anywhere(words: list[str], launcher: list[str], bench: list[str]) -> None:
     assert command.split_bench(words) == (launcher, bench)
 
 
@@ -127,7 +139,7 @@ def test_the_script_is_the_module() -> None:
     if not SCRIPT.exists():
         pytest.skip("mpicoll is importable here, not installed")
     done = subprocess.run([str(SCRIPT), "--version"], capture_output=True, text=True, env=clean_environment(), timeout=60)
-    assert (done.returncode, done.stdout) == (0, f"mpicoll {mpicoll.__version__}\n")
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, f"mpicoll {mpicoll.__version__}")
     assert start("--version").stdout == done.stdout
 
 
@@ -142,6 +154,26 @@ def test_run(tmp_path: Path) -> None:
     assert "nothing.py: no such file" in done.stderr
 
 
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("mpicoll ", {"run", "doctor", "bench", "settings"}),
+        ("mpicoll run --max", {"--max-restarts "}),
+        ("mpicoll bench --d", {"--dtypes", "--device"}),
+        ("mpicoll bench --device ", {"cpu", "cuda"}),
+        ("mpicoll doctor --j", {"--json "}),
+    ],
+)
+def test_the_shell_completes(line: str, words: set[str], tmp_path: Path) -> None:
+    pytest.importorskip("argcomplete")
+    file = tmp_path / "words"
+    asks = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_STDOUT_FILENAME": str(file)}
+    command = [sys.executable, "-m", "mpicoll"]
+    subprocess.run(command, env={**clean_environment(), **asks, "_ARGCOMPLETE_IFS": "\n"}, timeout=60, check=True)
+    assert words <= set(file.read_text().split("\n"))
+
+
 QUICK_BENCH = ("bench", "all_reduce", "--quick", "--sizes", "8", "--impl", "mpicoll")
 
 
@@ -152,7 +184,10 @@ def test_bench() -> None:
     assert "2 ranks" in done.stdout, done.stdout
     done = start("bench", "nonsense")
     assert done.returncode == 2
-    assert re.fullmatch(r"python -m mpicoll\.bench: argument WHAT: invalid choice: 'nonsense' .*\n", done.stderr), done.stderr
+    assert re.fullmatch(r"mpicoll bench: argument WHAT: invalid choice: 'nonsense' .*\n", done.stderr), done.stderr
+    done = start("bench", "--quick", "barrier", "--ops", "SUM")
+    assert (done.returncode, done.stderr) == (2, "mpicoll bench: barrier has no option --ops\n")
+    assert "--sizes" in start("bench", "--help").stdout
 
 
 @pytest.mark.launch

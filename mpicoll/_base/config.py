@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -49,6 +50,10 @@ class Variable(NamedTuple):
             unit = f" ({self.unit})" if self.unit else ""
             raise ValueError(f"{self.name}={text!r} is not allowed; use {what}{limit}{unit}")
         return number
+
+    def spell(self, value: bool | int | float | str) -> str:
+        """The value as it may be set, with the unit."""
+        return f"{value:d}" if isinstance(value, bool) else f"{value} {self.unit}".rstrip()
 
 
 VARIABLES = (
@@ -186,11 +191,11 @@ def problems(environ: Mapping[str, str] = os.environ) -> list[str]:
     return sentences
 
 
-def table() -> str:
-    """The variables as a Markdown table, for the documentation."""
-    rows = ["| variable | type | default | meaning |", "|---|---|---|---|"]
+def described(width: int) -> Iterator[str]:
+    """The variables with their values here and their meaning, as lines of a terminal of this width; then what is wrong."""
     for variable in VARIABLES:
-        default = "unset" if variable.default is None else f"{variable.default:d}" if variable.kind is bool else variable.default
-        unit = f" {variable.unit}" if variable.unit and variable.default is not None else ""
-        rows.append(f"| `{variable.name}` | {variable.kind.__name__} | {default}{unit} | {variable.meaning} |")
-    return "\n".join(rows)
+        text, default = os.environ.get(variable.name, "").strip(), variable.default
+        unset = "unset" if default in (None, "") else f"unset: {variable.spell(default)}"
+        yield f"{variable.name}={text}" if text else f"{variable.name}  {unset}"
+        yield from textwrap.wrap(variable.meaning, width, initial_indent="    ", subsequent_indent="    ")
+    yield from problems()

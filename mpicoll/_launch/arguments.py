@@ -167,7 +167,8 @@ HELP = {
     "--mpiexec-args": "options for mpiexec, as one string: '--mca btl_tcp_if_include eth0'",
     "-x": "pass this environment variable to every host",
     "--fault-tolerant": "the job goes on when a rank dies, and the others get mpicoll.PeerLost; needs Open MPI 5",
-    "--backend": "backend of init_process_group where the program names none; default: that of torch",
+    "--backend": "backend of init_process_group where the program names none: `mpi`, or `cpu:mpi,cuda:nccl` for MPI beside NCCL; "
+    "default: that of torch",
     "--master-addr": "MASTER_ADDR of the ranks; default: the first host",
     "--master-port": "MASTER_PORT of the ranks; default: a free one",
 }
@@ -206,7 +207,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     _add(group, "--mpiexec-args", default="", metavar="OPTIONS")
     _add(group, "-x", action="append", default=[], metavar="NAME[=VALUE]", dest="export")
     _add(group, "--fault-tolerant", action="store_true")
-    _add(group, "--backend", choices=config.choices("MPICOLL_BACKEND"))
+    _add(group, "--backend", choices=config.choices("MPICOLL_BACKEND"), metavar="NAME")
     _add(group, "--master-addr", metavar="HOST")
     port = whole("a port; use 1 to 65535, or leave it out and a free one is taken", most=65535)
     _add(group, "--master-port", type=port, metavar="PORT")

@@ -1,4 +1,4 @@
-"""python -m mpicoll.run -n 2 -m mpicoll.bench [WHAT] [options]; the default of WHAT is all_reduce.
+"""mpicoll bench [options of `mpicoll run`] [WHAT] [options], or in a job python -m mpicoll.bench [WHAT] [options].
 
 Each implementation is checked before it is timed. They are timed in turn, in the same rounds on the same ranks:
 
@@ -9,7 +9,6 @@ Each implementation is checked before it is timed. They are timed in turn, in th
     MPI              mpi4py on NumPy memory
     floor            a memory copy by one rank, on the host or on its GPU
 
-`WHAT --help` lists the options.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from mpicoll.bench import options
 
 
 @quiet_without_reader
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m mpicoll.bench") -> int:
     """Returns the exit status. ``--help`` needs no MPI, and loads no torch."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] in (["-h"], ["--help"]):
-        options.make_parser(__doc__).print_help()
+    if {"-h", "--help"} & set(words):
+        options.make_parser(prog, __doc__).print_help()
         return 0
     from mpicoll.bench import command
 
-    command.run(words, __doc__)
+    command.run(words)
     return 0
 
 

@@ -20,11 +20,11 @@ from mpicoll.bench.row import FLOAT32, Row
 KNOWN: dict[str, Maker] = {**COLLECTIVES, **MESSAGES}
 
 
-def run(words: Sequence[str], description: str) -> None:
+def run(words: Sequence[str]) -> None:
     """Measures what the command line asks for (collective)."""
-    args = options.read(words, description)
+    args = options.read(words)
     pace = QUICK if args.quick else tune.PACE if args.what == "tune" else Pace()
-    with open_harness(replace(pace, rounds=args.repeat or pace.rounds), getattr(args, "device", "cpu"), args.threads) as harness:
+    with open_harness(replace(pace, rounds=args.repeat or pace.rounds), args.device, args.threads) as harness:
         if harness.size < 2 and args.what in MESSAGES:
             raise SystemExit(f"bench {args.what}: needs two ranks; python -m mpicoll.run -n 2 -m mpicoll.bench {args.what}")
         output = table.Output(machine.describe(harness.control), harness.rank)
@@ -39,8 +39,8 @@ def run(words: Sequence[str], description: str) -> None:
 
 def _measure(harness: Harness, output: table.Output, args: Namespace) -> Iterator[Row]:
     """Measures and prints a table for each dtype and reduction (collective)."""
-    what, ways = args.what, [options.WAYS[way] for way in args.ways]
-    for name, op in product(getattr(args, "dtypes", ["float32"]), getattr(args, "ops", ["SUM"])):
+    what, ways = args.what, [options.WAYS[way] for way in args.impl]
+    for name, op in product(args.dtypes, args.ops):
         dtype = getattr(torch, name)
         title = ", ".join([what, *([] if what in EMPTY else [name]), *([op] if what in REDUCTIONS else [])])
         lines = table.Table(title, [*ways, *([FLOAT32] if has_twin(what, dtype) else [])])

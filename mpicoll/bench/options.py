@@ -38,6 +38,7 @@ MOST = {"latency": 64 * MIB, "exchange": 64 * MIB, "bandwidth": 4 * MIB}
 QUICK_SIZES = [8, 64 * KIB]
 WAYS = {"mpicoll": API, "torch": BACKEND, "gloo": GLOO, "nccl": NCCL, "mpi4py": RAW}
 TUNING_FILE = "mpicoll-tuning.json"
+OF_ALL = ("repeat", "quick", "threads", "json")  # options that each benchmark has
 
 
 class Parser(argparse.ArgumentParser):
@@ -62,47 +63,55 @@ def rank() -> int:
     return launch.rank if launch is not None else 0
 
 
-def make_parser(description: str | None) -> Parser:
-    parser = Parser(prog="python -m mpicoll.bench", description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
-    for what, text in HELP.items():
-        add = commands.add_parser(what, help=text).add_argument
-        add(
-            "--repeat",
-            type=count,
-            metavar="N",
-            help="rounds, each of all implementations in turn; default 15 (tune: 7), fewer for slow operations",
-        )
-        add("--quick", action="store_true", help="a quick test: few and short rounds, small sizes")
-        add("--threads", type=count, default=1, metavar="T", help="threads of torch in each rank; default 1")
-        add("--json", metavar="FILE", help="write all figures, with the time of every round")
-        if what == "tune":
-            add("--out", metavar="FILE", default=TUNING_FILE, help=f"file to write; default {TUNING_FILE}")
-            continue
-        implementations = f"implementations: {' '.join(WAYS)}; default all"
-        add("--impl", dest="ways", nargs="+", choices=list(WAYS), metavar="I", help=implementations)
-        add("--device", choices=["cpu", "cuda"], default="cpu", help="where the tensors are; default cpu")
-        if what not in EMPTY:
-            add("--sizes", "--bytes", type=size, nargs="+", metavar="S", help="8 64KiB 1MiB ...")
-            add("--dtypes", type=dtype, nargs="+", default=["float32"], metavar="D", help="float32 bfloat16 ...")
-        if what in REDUCTIONS:
-            add("--ops", nargs="+", default=["SUM"], choices=OPS, metavar="OP", help="SUM AVG MAX ...")
+def make_parser(prog: str = "mpicoll bench", description: str | None = None) -> Parser:
+    listed = [f"    {what:24}{text or ''}".rstrip() for what, text in HELP.items()]
+    text = "\n".join([*([description] if description else []), "WHAT, one of:", *listed])
+    parser = Parser(prog=prog, description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("what", nargs="?", default="all_reduce", choices=list(HELP), metavar="WHAT", help="what to measure; default all_reduce")
+    add("--sizes", "--bytes", type=size, nargs="+", metavar="S", help="8 64KiB 1MiB ...")
+    add("--dtypes", type=dtype, nargs="+", metavar="D", help="float32 bfloat16 ...")
+    add("--ops", nargs="+", choices=OPS, metavar="OP", help="SUM AVG MAX ...")
+    implementations = f"implementations: {' '.join(WAYS)}; default all"
+    add("--impl", nargs="+", choices=list(WAYS), metavar="I", help=implementations)
+    add("--device", choices=["cpu", "cuda"], help="where the tensors are; default cpu")
+    rounds = "rounds, each of all implementations in turn; default 15 (tune: 7), fewer for slow operations"
+    add("--repeat", type=count, metavar="N", help=rounds)
+    add("--quick", action="store_true", help="a quick test: few and short rounds, small sizes")
+    add("--threads", type=count, default=1, metavar="T", help="threads of torch in each rank; default 1")
+    add("--json", metavar="FILE", help="write all figures, with the time of every round")
+    add("--out", metavar="FILE", help=f"file to write; default {TUNING_FILE}")
     return parser
 
 
-def read(words: Sequence[str], description: str) -> argparse.Namespace:
-    """The parsed command line. Exits with status 2 if it asks for something that cannot be measured."""
-    parser = make_parser(description)
-    if not words or words[0].startswith("-"):
-        words = ["all_reduce", *words]
+def takes(what: str, option: str) -> bool:
+    """Whether this benchmark has this option."""
+    if option == "out" or what == "tune":
+        return (option == "out") == (what == "tune") or option in OF_ALL
+    return what in REDUCTIONS if option == "ops" else what not in EMPTY or option not in ("sizes", "dtypes")
+
+
+def parsed(words: Sequence[str], prog: str, description: str | None = None) -> tuple[Parser, argparse.Namespace]:
+    """The command line. Exits with status 2 if it is wrong; what needs torch or MPI is not checked."""
+    parser = make_parser(prog, description)
     args = parser.parse_args(words)
-    if hasattr(args, "device"):
-        _check_device(parser, args)
-    if getattr(args, "sizes", None) is None:
+    for option, value in vars(args).items():
+        if option != "what" and value is not None and not takes(args.what, option):
+            parser.error(f"{args.what} has no option --{option}")
+    _check_files(parser, args)
+    return parser, args
+
+
+def read(words: Sequence[str], prog: str = "python -m mpicoll.bench") -> argparse.Namespace:
+    """The parsed command line. Exits with status 2 if it asks for something that cannot be measured."""
+    parser, args = parsed(words, prog)
+    args.out, args.device = args.out or TUNING_FILE, args.device or "cpu"
+    args.dtypes, args.ops = args.dtypes or ["float32"], args.ops or ["SUM"]
+    _check_device(parser, args)
+    if args.sizes is None:
         args.sizes = _sizes(args)
     else:
         _check_sizes(parser, args)
-    _check_files(parser, args)
     return args
 
 
@@ -111,15 +120,15 @@ def _check_device(parser: Parser, args: argparse.Namespace) -> None:
 
     if args.device == "cuda" and not streams.available():
         parser.error("--device cuda: torch sees no GPU here")
-    if args.device == "cpu" and "nccl" in (args.ways or []):
+    if args.device == "cpu" and "nccl" in (args.impl or []):
         parser.error("--impl nccl: NCCL takes a GPU's tensors only, with --device cuda")
-    args.ways = args.ways or [way for way in WAYS if way != "nccl" or args.device == "cuda"]
+    args.impl = args.impl or [way for way in WAYS if way != "nccl" or args.device == "cuda"]
 
 
 def _itemsizes(args: argparse.Namespace) -> dict[str, int]:
     import torch
 
-    return {dtype: getattr(torch, dtype).itemsize for dtype in getattr(args, "dtypes", ["float32"])}
+    return {dtype: getattr(torch, dtype).itemsize for dtype in args.dtypes}
 
 
 def _sizes(args: argparse.Namespace) -> list[int]:
@@ -138,7 +147,7 @@ def _check_sizes(parser: Parser, args: argparse.Namespace) -> None:
 
 def _check_files(parser: Parser, args: argparse.Namespace) -> None:
     for option in ("json", "out"):
-        file = getattr(args, option, None)
+        file = getattr(args, option)
         if file is not None and not Path(file).absolute().parent.is_dir():
             parser.error(f"--{option} {file}: there is no such folder")
 

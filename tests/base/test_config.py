@@ -65,7 +65,6 @@ def test_the_table_is_well_formed() -> None:
         assert variable.name.startswith("MPICOLL_")
         assert variable.meaning
         assert variable.default is None or type(variable.default) is variable.kind
-        assert f"`{variable.name}`" in config.table()
 
 
 def test_nobody_else_reads_a_variable_of_ours() -> None:
@@ -78,8 +77,12 @@ def test_nobody_else_reads_a_variable_of_ours() -> None:
             assert name in known, f"{file} asks for {name}, which is not in config.VARIABLES"
 
 
-def test_the_table_gives_a_unit_to_numbers_only() -> None:
-    """It said "unset bytes"."""
-    rows = dict(row.split(" | ")[0::2][:2] for row in config.table().splitlines()[2:])
-    assert rows["| `MPICOLL_WINDOW_FROM`"] == "unset"
-    assert rows["| `MPICOLL_PROBE_TIMEOUT`"] == "60.0 seconds"
+def test_described_says_what_holds_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A unit stands at numbers only. (It said "unset bytes".)"""
+    monkeypatch.setenv("MPICOLL_LOG", "info")
+    monkeypatch.setenv("MPICOLL_CUDA_IPC", "maybe")
+    lines = list(config.described(60))
+    heads = {"MPICOLL_LOG=info", "MPICOLL_CUDA_IPC=maybe", "MPICOLL_WINDOW_FROM  unset", "MPICOLL_CHECK  unset"}
+    assert {*heads, "MPICOLL_PROBE_TIMEOUT  unset: 60.0 seconds", "MPICOLL_REPLACE_GLOO  unset: 0"} <= set(lines)
+    assert lines[-1] == "MPICOLL_CUDA_IPC='maybe' is not allowed; use 1 or 0"
+    assert all(len(line) <= 60 for line in lines)

@@ -30,7 +30,7 @@ import mpicoll.bench.__main__ as bench
 from mpicoll.bench import options
 from mpicoll._device import streams
 settled = []
-options._check_device = lambda made, found: setattr(found, "ways", list(options.WAYS))
+options._check_device = lambda made, found: setattr(found, "impl", list(options.WAYS))
 streams.own_device = lambda place: torch.device("cpu", 0)
 streams.settle = settled.append
 status = bench.main(["all_gather", "--device", "cuda", "--quick", "--sizes", "64KiB"])
@@ -116,7 +116,9 @@ def test_dtypes_without_the_op_are_skipped_and_said() -> None:
         (["--sizes", "8x"], "'8x' is no size"),
         (["all_gather", "--dtypes", "float23"], "no dtype"),
         (["all_reduce", "--ops", "MEDIAN"], "MEDIAN"),
-        (["broadcast", "--ops", "SUM"], "--ops"),
+        (["broadcast", "--ops", "SUM"], "broadcast has no option --ops"),
+        (["tune", "--device", "cpu"], "tune has no option --device"),
+        (["latency", "--out", "table.json"], "latency has no option --out"),
         (["barrier", "--json", "/nowhere/at/all.json"], "no such folder"),
         (["all_reduce", "--impl", "nccl"], "--impl nccl: NCCL takes a GPU's tensors only, with --device cuda"),
         (["all_reduce", "--repeat", "0"], "--repeat: '0': 1 or more"),
@@ -132,7 +134,7 @@ def test_what_cannot_be_measured_is_refused_in_one_line(
 ) -> None:
     monkeypatch.setattr("mpicoll.bench.options.rank", lambda: 0)
     with pytest.raises(SystemExit) as ending:
-        options.read(words, "")
+        options.read(words)
     assert ending.value.code == 2
     said = capsys.readouterr()
     assert what in said.err

@@ -100,7 +100,7 @@ def test_one_operation_is_drawn_over_size(tmp_path: Path) -> None:
 def test_targets_are_judged_and_runs_are_one_table() -> None:
     for _, command in targets.commands():
         if command.startswith("mpicoll.bench"):
-            options.read(command.split()[1:], "")
+            options.read(command.split()[1:])
     assert len({target.what for target in targets.TARGETS}) == len(targets.TARGETS)
     ratios = (1.4, 1.6, 1.8)
     runs = [targets.judged([Row("all_reduce", 8, 2, {API: [ratio], RAW: [1.0]}, "float32", "SUM")], MACHINE) for ratio in ratios]
