@@ -1,4 +1,4 @@
-"""What the backends for host memory and for GPU memory have in common."""
+"""What the backends for the kinds of memory have in common."""
 
 from __future__ import annotations
 

@@ -79,6 +79,7 @@ def visible() -> Iterator[None]:
     """Inside, torch can make groups of our backend."""
     plugins = _backends()._plugins
     plugins.update(_hidden)
+    _backends().backend_capability[OURS] = devices()
     try:
         yield
     finally:
@@ -88,17 +89,18 @@ def visible() -> Iterator[None]:
 
 def devices() -> list[str]:
     """The kinds of device whose tensors this torch can have and the backend takes."""
-    return ["cpu", "cuda"] if torch.backends.cuda.is_built() else ["cpu"]
+    other = torch.accelerator.current_accelerator()  # xpu, mps, or one that a package has added
+    return list(dict.fromkeys(["cpu", *["cuda"] * torch.backends.cuda.is_built(), *([other.type] if other else [])]))
 
 
 def serve(gpus: bool) -> None:
-    """Tells torch for which kinds of device to ask the backend "mpi". ``gpus``: whether any rank sees a GPU.
+    """Tells torch for which kinds of device to ask the backend "mpi". ``gpus``: whether any rank sees a GPU of CUDA.
 
     torch picks a device other than the CPU from this list and asks for its current index. A CUDA build of torch raises there
     if it finds no GPU (ShardedTensor.gather).
     """
     if "mpi" in _aliases:
-        _backends().backend_capability["mpi"] = devices() if gpus else ["cpu"]
+        _backends().backend_capability["mpi"] = [kind for kind in devices() if gpus or kind != "cuda"]
 
 
 def serve_by_default(backend: str | None) -> None:

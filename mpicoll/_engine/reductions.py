@@ -108,9 +108,9 @@ class Reductions(Collectives):
             checks.same_numel(operation, "output", output.numel(), "rank's own input", listed[self.rank].numel())
             checks.one_kind_of_device(operation, [output, *listed])
             sources = [buffers.readable(operation, t).detach().reshape(-1) for t in listed]
-            flat = torch.cat([source.to(output.device) for source in sources])
-            plan = plans.lookup(operation, output.dtype, op)
             target = output if is_dense_cpu(output) else buffers.writable(operation, output)
+            flat = torch.cat([source.to(target.device) for source in sources])
+            plan = plans.lookup(operation, output.dtype, op)
             backend = self.backend(operation, target, flat)
             call = backend.reduce_scatter(target, flat, [t.numel() for t in listed], plan)
             return self.run(operation, copying_back(backend, call, [output], [target]), [output], async_op, reads=listed)

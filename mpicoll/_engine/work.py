@@ -17,6 +17,7 @@ from torch.futures import Future
 from mpicoll._base.torch_errors import OperationTimeout
 from mpicoll._mpi import runtime
 from mpicoll._tensors import checks
+from mpicoll._tensors.buffers import BY_ADDRESS
 
 
 class WorkFuture(Future[list[Tensor]]):
@@ -24,7 +25,7 @@ class WorkFuture(Future[list[Tensor]]):
 
     def __init__(self, work: Work) -> None:
         # The devices of its value. Callbacks run after work launched on them before; torch refuses a value on another device.
-        super().__init__(devices=sorted({t.device for t in work._tensors if t.device.type != "cpu"}, key=str))
+        super().__init__(devices=sorted({t.device for t in work._tensors if t.device.type in BY_ADDRESS - {"cpu"}}, key=str))
         self._work = work
 
     def wait(self) -> list[Tensor]:

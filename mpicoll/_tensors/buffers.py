@@ -1,7 +1,8 @@
 """From a tensor to contiguous memory on its device, and back.
 
 This file handles strides, subclasses, autograd and the lazy conj and neg bits. The rooms below see bytes in row-major order, on
-every rank. Memory is a plain contiguous tensor: the tensor itself or a packed copy.
+every rank. Memory is a plain contiguous tensor: the tensor itself or a packed copy. Of a tensor on another accelerator than CUDA
+(xpu, npu, mps ...) it is a copy on the CPU, made behind the work on the current stream; the result is copied back.
 
     readable    memory with the tensor's values
     writable    memory with the tensor's values, for an operation that overwrites the tensor
@@ -38,6 +39,7 @@ from mpicoll._tensors import checks
 
 T = TypeVar("T")
 STRIDED = torch.strided
+BY_ADDRESS = frozenset({"cpu", "cuda"})  # kinds of device whose memory the rooms below use as it is; cuda: also AMD's GPUs
 
 # One byte per element, and torch has no copy_ for them.
 UNCOPIED = frozenset(
@@ -132,7 +134,7 @@ class Known(Generic[T]):
 
 def is_plain(tensor: Tensor) -> bool:
     """True if the tensor is its own memory: dense, and its bytes are its values."""
-    strided = tensor.layout is STRIDED and tensor.is_contiguous() and not tensor.is_neg()
+    strided = tensor.layout is STRIDED and tensor.is_contiguous() and not tensor.is_neg() and tensor.device.type in BY_ADDRESS
     return strided and (type(tensor) is Tensor or has_memory(tensor)) and not tensor.is_conj()
 
 
@@ -145,7 +147,7 @@ def has_memory(tensor: Tensor) -> bool:
 
 
 def packed(tensor: Tensor) -> Tensor:
-    """Returns a new contiguous tensor of the same values, shape, dtype and device.
+    """Returns a new contiguous tensor of the same values, shape and dtype, on the same device if that is in `BY_ADDRESS`.
 
     Raises:
         TypeError: The tensor wraps others (a DTensor), and so does its copy.
@@ -153,6 +155,9 @@ def packed(tensor: Tensor) -> Tensor:
     with torch.no_grad():
         if tensor.dtype in UNCOPIED:
             return packed(tensor.view(torch.uint8)).view(tensor.dtype)
+        if tensor.device.type not in BY_ADDRESS:
+            copy = tensor.detach().cpu()
+            return copy if is_plain(copy) else packed(copy)
         source = tensor.detach().resolve_conj().resolve_neg()
         if source.is_contiguous() and source.data_ptr() != tensor.data_ptr():
             return source

@@ -15,7 +15,6 @@ from mpicoll._base.errors import DifferentTensors
 _QUANTIZED = frozenset(
     getattr(torch, name) for name in ("quint8", "qint8", "qint32", "quint4x2", "quint2x4") if hasattr(torch, name)
 )
-_DEVICES = frozenset({"cpu", "cuda"})
 
 
 def movable(operation: str, tensor: Any, what: str = "tensor") -> None:
@@ -26,8 +25,8 @@ def movable(operation: str, tensor: Any, what: str = "tensor") -> None:
         raise ValueError(f"{operation}: {what} has layout {tensor.layout}; only torch.strided tensors travel, use .to_dense()")
     if tensor.dtype in _QUANTIZED:
         raise TypeError(f"{operation}: {what} has the quantized dtype {tensor.dtype}; send .int_repr(), scale and zero point")
-    if tensor.device.type not in _DEVICES:
-        raise ValueError(f"{operation}: {what} is on device {tensor.device}; mpicoll moves cpu and cuda tensors")
+    if tensor.device.type == "meta":
+        raise ValueError(f"{operation}: {what} is on device meta, and has no values")
 
 
 def one_kind_of_device(operation: str, tensors: Sequence[Tensor]) -> torch.device:

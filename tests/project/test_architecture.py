@@ -140,7 +140,7 @@ def test_frames_are_skipped_below_all_functions_of_a_module() -> None:
 # -- GPUs ----------------------------------------------------------------------------------------------------------------
 
 GPU_WORDS = re.compile(r"(?i)\b(cuda|gpus?|streams|is_cuda|is_cpu)\b")
-CPU_ROOMS = {"_api", "_c10d", "_engine", "_faults", "_host", "_tensors", "_mpi"}
+CPU_ROOMS = {"_algorithms", "_api", "_c10d", "_engine", "_faults", "_host", "_tensors", "_mpi"}
 KNOW_GPUS = {  # file: reason
     "_api/groups.py": "a mixed group takes tensors of one kind of device only",
     "_api/information.py": "names the facts about torch that it returns",
