@@ -1,7 +1,8 @@
 """Events for torch's profilers. They have the names that torch's own backends use, whichever function started the operation.
 
     mpi:all_reduce         [[256]]: the shapes of the inputs, with record_shapes=True
-    record_mpi_comms       just inside it, with arguments: operation, group, sequence number, dtype, elements, bytes
+    record_mpi_comms       just inside it, with arguments: operation, group and its ranks, sequence number, an id that is the same
+                           on all ranks, dtype, elements, bytes
 
 An event has the name of the operation, or that in TITLES: the name in ProcessGroupMPI (of a torch that is built with MPI),
 otherwise ``mpi:`` and the name in ProcessGroupGloo. An event whose name is in one of their sources has the same inputs as there.
@@ -27,6 +28,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -100,8 +102,11 @@ def _arguments(operation: str, group: GroupState, inputs: Sequence[Tensor], numb
         "In msg bytes": sum(map(_nbytes, inputs)),
         "Group size": group.size,
         "Process Group Name": group.name,
+        "Process Group Ranks": str([*group.global_ranks]),
     }
-    return arguments if number is None else {**arguments, "Seq": number}
+    if number is not None:  # equal on all ranks of the group, as the id is
+        arguments |= {"Seq": number, "Comms Id": zlib.crc32(f"{group.name} {number} {group.global_ranks}".encode())}
+    return arguments
 
 
 def _nbytes(tensor: Tensor) -> int:

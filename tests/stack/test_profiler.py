@@ -116,6 +116,9 @@ def test_arguments_are_in_the_trace(library: Any, tmp_path: Path, rank: int, siz
     ]
     dist.destroy_process_group(group)
     agree([tuple(arguments.get(key) for key in keys) for arguments in found] == expected, found)
+    numbers = everyone([arguments["Comms Id"] for arguments in found if "Seq" in arguments])
+    agree(len({*numbers[0]}) == 4 and numbers == [numbers[0]] * size, numbers)
+    agree(all(arguments["Process Group Ranks"] == str(list(range(size))) for arguments in found), found)
 
 
 def test_an_asynchronous_event_lasts_until_completion(rank: int, size: int) -> None:
