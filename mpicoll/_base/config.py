@@ -109,6 +109,14 @@ VARIABLES = (
         choices=("info", "debug"),
     ),
     Variable(
+        "MPICOLL_ON_TIMEOUT",
+        str,
+        default="end",
+        meaning="what a blocking collective, send or recv does at the timeout of its group; end: the job ends; raise: it raises "
+        "OperationTimeout, and the group cannot be used any more (each takes some 50 us more)",
+        choices=("end", "raise"),
+    ),
+    Variable(
         "MPICOLL_PROBE_TIMEOUT",
         float,
         default=60.0,

@@ -52,10 +52,15 @@ class Group(GroupState):
         super().__post_init__()
         self._waiting_guard = Lock()  # guards _waiting_calls
         self._waiting_calls: dict[int, str] = {}  # the blocking collective that waits for its turn, by thread
-        self.line.group, self.now = self, self.line.now
+        self.line.group, self.now = self, self._in_turn if self.raises else self.line.now
+        self.reconfigurable = self.raises
         self.line.show(self.attendance)
         table.groups[self], table.posted = None, poller.under_way
         watchdog.watch(self.timeout_s)
+
+    def _in_turn(self, operation: str, call: Call, background: bool | None = None) -> bool:
+        """`Line.now` for the queue's thread alone. A thread inside MPI cannot raise, so that of the program waits for a Work."""
+        return background is not None and self.line.now(operation, call, background)
 
     def set_timeout(self, timeout_s: float) -> None:
         """Sets the timeout of operations that start from now on. Raises ValueError if it is negative."""
@@ -98,7 +103,7 @@ class Group(GroupState):
         if async_op:
             return found_by_tensors(begin() if span is None else spans.asynchronous(span, begin))
         try:
-            if not self.queue.run(step):
+            if self.raises or not self.queue.run(step):
                 with self._waiting(operation):
                     begin().wait()
         finally:

@@ -28,6 +28,19 @@ EAGER, TESTED_FROM = 2 << 10, 1 << 20
 class Messages(Collectives):
     """send, recv, isend, irecv. ``src`` and ``dst`` are group ranks; tags are 0 to this MPI's TAG_UB - 1040."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.raises:
+            self.send, self.recv = self._send_as_work, self._recv_as_work  # type: ignore[method-assign]
+
+    def _send_as_work(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
+        self.isend(tensor, dst, tag).wait()
+
+    def _recv_as_work(self, tensor: Tensor, src: int | None, tag: int = 0) -> int:
+        work = self.irecv(tensor, src, tag)
+        work.wait()
+        return work.source_rank()
+
     def _check(self, operation: str, what: str, rank: int, tag: int) -> None:
         if self.broken is not None:
             self.check_usable(operation)

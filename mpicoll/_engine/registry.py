@@ -15,7 +15,7 @@ from typing import Any
 
 import mpicoll._base.log as log
 from mpicoll._algorithms.windows import Windows
-from mpicoll._base import processes
+from mpicoll._base import config, processes
 from mpicoll._base.log import Algorithms
 from mpicoll._base.torch_errors import GroupDestroyed, GroupFailed
 from mpicoll._base.waits import EXIT_S
@@ -119,7 +119,7 @@ class Registry:
         communicator = (CheckedCommunicator if agreed.checks else Communicator)(
             name=name, channel=channel, global_ranks=global_ranks, timeout_s=timeout_s, queue=queue, host=host, devices=above,
             closer=self.close, expired=recorder.expired, key=str(tag), ledger=ledger, attendance=attending,
-            unseen=tuple(rank for rank in global_ranks if rank not in seen),
+            unseen=tuple(rank for rank in global_ranks if rank not in seen), raises=config.get("MPICOLL_ON_TIMEOUT") == "raise",
         )  # fmt: skip
         if not self._groups and communicator.rank == 0:
             report.world(runtime_, topology, devices.describe(agreed.devices))

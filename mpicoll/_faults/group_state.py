@@ -101,6 +101,7 @@ class GroupState:
     key: str  # a name that is equal on all members
     ledger: Ledger | None  # None: the ranks of the node cannot see each other's calls
     attendance: Nobody
+    raises: bool  # a blocking operation raises at its timeout, where the job would end
     unseen: tuple[int, ...]  # members whose calls are not on a board of this node; ranks of the world
     failure: Exception | None = field(default=None, init=False)  # what has failed first; None: nothing
     abort_hooks: dict[int, Callable[[], object]] = field(default_factory=dict, init=False)  # of the program, by their numbers

@@ -25,7 +25,7 @@ FLOORS = (
     ("_tensors", "_mpi", "_launch", "autograd", "errors"),
     ("__init__", "_base"),
 )
-LINES = 34639  # of the package's .py files. A commit that removes lines lowers it, and none raises it: what comes in pays
+LINES = 34634  # of the package's .py files. A commit that removes lines lowers it, and none raises it: what comes in pays
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 
