@@ -1,1 +1,1 @@
-"""How bytes move and are reduced, on addresses, counts and MPI types. Other rooms choose between the algorithms."""
+"""How bytes move and are reduced, on addresses, counts and MPI types. Other packages choose between the algorithms."""

@@ -287,4 +287,5 @@ def on_close(communicator: Communicator) -> None:
 @functools.cache
 def _keep_dynamo_out() -> None:
     """Once, when our modules have been loaded: torch.compile runs them as they are."""
-    dynamo.disable_package(*(f"mpicoll.{room}" for room in ("_c10d", "_engine", "_faults", "_host", "_device", "_tensors")))
+    names = ("_c10d", "_engine", "_faults", "_host", "_device", "_algorithms", "_tensors")
+    dynamo.disable_package(*(f"mpicoll.{name}" for name in names))

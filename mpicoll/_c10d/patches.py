@@ -1,7 +1,7 @@
 """Every change that mpicoll makes to torch and to Python's interpreter, in one table.
 
-`wrap`, `assign` and `replaced` make such a change, and only for a target that is in TABLE. Some files cannot use them: they
-are in rooms below this one, or change the contents of a table of torch. Each entry names the file that makes its change (`home`).
+`wrap`, `assign` and `replaced` make such a change, and only for a target that is in TABLE. Some files cannot use them: they are
+in lower packages, or change the contents of a table of torch. Each entry names the file that makes its change (`home`).
 A test finds every other assignment to an attribute of torch.
 """
 

@@ -1,4 +1,4 @@
-"""The package's source, read for the tests of its architecture: files, rooms, imports, changes of foreign objects."""
+"""The package's source, read for the tests of its architecture: files, packages, imports, changes of foreign objects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def room(path: Path) -> str:
+def package_of(path: Path) -> str:
     """The folder or the file in mpicoll itself."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 

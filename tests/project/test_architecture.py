@@ -1,4 +1,4 @@
-"""The rooms: what may import what, read from the source. Each failure says what to do."""
+"""The layers: what may import what, read from the source. Each failure says what to do."""
 
 import ast
 import graphlib
@@ -9,12 +9,12 @@ import pytest
 
 import mpicoll
 from mpicoll._c10d import patches
-from tests.project.sources import MODULES, PACKAGE, changes, graph, imports, name, only_for_types, room, tree
+from tests.project.sources import MODULES, PACKAGE, changes, graph, imports, name, only_for_types, package_of, tree
 from tests.support import ROOT
 
 SOURCES = sorted({*MODULES, *(path for folder in ("benchmarks", "examples", "tests") for path in (ROOT / folder).rglob("*.py"))})
-# A file imports its own room, rooms of lower lines, and no other. Rooms of one line do not know each other.
-FLOORS = (
+# A file imports its own package, packages of lower layers, and no other. Packages of one layer do not know each other.
+LAYERS = (
     ("__main__", "_overloads"),
     ("bench", "nn"),
     ("_api",),
@@ -26,26 +26,27 @@ FLOORS = (
     ("__init__", "_base"),
 )
 LINES = 34634  # of the package's .py files. A commit that removes lines lowers it, and none raises it: what comes in pays
-FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+LAYER = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
 
 
-def test_every_room_has_a_floor() -> None:
-    missing = {room(path) for path in MODULES} - set(FLOOR)
-    assert not missing, f"add {missing} to FLOORS, at the lowest floor that its imports allow"
-    gone = set(FLOOR) - {room(path) for path in MODULES}
-    assert not gone, f"remove {gone} from FLOORS: there is no such file or folder"
+def test_every_package_has_a_layer() -> None:
+    missing = {package_of(path) for path in MODULES} - set(LAYER)
+    assert not missing, f"add {missing} to LAYERS, in the lowest layer that its imports allow"
+    gone = set(LAYER) - {package_of(path) for path in MODULES}
+    assert not gone, f"remove {gone} from LAYERS: there is no such file or folder"
 
 
 def test_imports_point_downward() -> None:
     wrong = []
     for path in MODULES:
         for module, line in imports(path):
-            package, other, *_ = [*module.split("."), "__init__"]
-            if package == "mpicoll" and other != room(path) and FLOOR.get(other, FLOOR["__init__"]) <= FLOOR[room(path)]:
+            first, other, *_ = [*module.split("."), "__init__"]
+            own = package_of(path)
+            if first == "mpicoll" and other != own and LAYER.get(other, LAYER["__init__"]) <= LAYER[own]:
                 wrong.append(f"{name(path)}:{line} imports {module}")
     assert not wrong, (
         "these imports point upward or sideways. Hand the object in as an argument or a callback, or move what is needed "
-        "to a lower room:\n" + "\n".join(wrong)
+        "to a lower layer:\n" + "\n".join(wrong)
     )
 
 
@@ -56,7 +57,7 @@ def test_the_package_knows_nothing_that_is_not_in_the_wheel() -> None:
 
 
 def test_the_package_grows_no_more() -> None:
-    """One idea is one file, however long, and a room is as large as what it does: so one number for all."""
+    """One idea is one file, however long, and a package is as large as what it does: so one number for all."""
     lines = sum(path.read_text().count("\n") for path in MODULES)
     assert lines <= LINES, f"the package has {lines} lines, {lines - LINES} too many: remove as many as you add"
 
@@ -76,18 +77,18 @@ def test_no_circles() -> None:
 
 
 @pytest.mark.parametrize(("library", "home"), [("mpi4py", "_mpi"), ("torch.cuda", "_device")])
-def test_one_room_for_each_library(library: str, home: str) -> None:
+def test_one_package_for_each_library(library: str, home: str) -> None:
     wrong = [
         f"{name(path)}:{line} imports {module}"
         for path in MODULES
-        if room(path) != home and not path.name.startswith("probe")  # scripts that run in a process of their own
+        if package_of(path) != home and not path.name.startswith("probe")  # scripts that run in a process of their own
         for module, line in imports(path)
         if (module == library or module.startswith(library + ".")) and line not in only_for_types(path)
     ]
     assert not wrong, f"only {home} uses {library}; add there what is needed:\n" + "\n".join(wrong)
 
 
-def test_torch_cuda_is_used_in_its_room_only() -> None:
+def test_torch_cuda_is_used_in_its_package_only() -> None:
     wrong = [
         f"{name(path)}:{node.lineno}"
         for path in MODULES
@@ -102,7 +103,7 @@ def test_algorithms_and_mpi_know_nothing_of_torch_distributed() -> None:
     wrong = [
         f"{name(path)}:{line} imports {module}"
         for path in MODULES
-        if room(path) in ("_mpi", "_algorithms") and path.name != "plans.py"  # a plan is of one of torch's ReduceOps
+        if package_of(path) in ("_mpi", "_algorithms") and path.name != "plans.py"  # a plan is of one of torch's ReduceOps
         for module, line in imports(path)
         if module.startswith("torch.distributed")
     ]
@@ -140,7 +141,7 @@ def test_frames_are_skipped_below_all_functions_of_a_module() -> None:
 # -- GPUs ----------------------------------------------------------------------------------------------------------------
 
 GPU_WORDS = re.compile(r"(?i)\b(cuda|gpus?|streams|is_cuda|is_cpu)\b")
-CPU_ROOMS = {"_algorithms", "_api", "_c10d", "_engine", "_faults", "_host", "_tensors", "_mpi"}
+CPU_PACKAGES = {"_algorithms", "_api", "_c10d", "_engine", "_faults", "_host", "_tensors", "_mpi"}
 KNOW_GPUS = {  # file: reason
     "_api/groups.py": "a mixed group takes tensors of one kind of device only",
     "_api/information.py": "names the facts about torch that it returns",
@@ -156,7 +157,7 @@ def test_files_of_the_cpu_do_not_know_that_gpus_exist() -> None:
     found = {
         str(path.relative_to(PACKAGE)): match
         for path in MODULES
-        if room(path) in CPU_ROOMS and not re.search("device|cuda", name(path))
+        if package_of(path) in CPU_PACKAGES and not re.search("device|cuda", name(path))
         if (match := GPU_WORDS.search(path.read_text()))
     }
     wrong = {file: match.group() for file, match in found.items() if file not in KNOW_GPUS}
@@ -168,9 +169,9 @@ def test_files_of_the_cpu_do_not_know_that_gpus_exist() -> None:
 # -- public and private ----------------------------------------------------------------------------------------------------
 
 
-def test_the_mirror_shows_no_private_room() -> None:
-    """A private room called `config` would hide torch.distributed.config from programs that import mpicoll.config."""
-    private = {room(path) for path in MODULES if room(path).startswith("_") and not room(path).startswith("__")}
+def test_the_mirror_shows_no_private_package() -> None:
+    """A private package called `config` would hide torch.distributed.config from programs that import mpicoll.config."""
+    private = {package_of(path) for path in MODULES if package_of(path).startswith("_") and not package_of(path).startswith("__")}
     shown = set(dir(mpicoll))
     assert not private & shown, f"dir(mpicoll) shows {private & shown}: names that start with an underscore are private"
     assert not {word for word in shown if word.startswith("_")}
