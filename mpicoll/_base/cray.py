@@ -8,10 +8,11 @@ is loaded. Where there is none, `settle` takes the request back before MPI start
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
+
+from mpicoll._base import log
 
 REQUEST = "MPICH_GPU_SUPPORT_ENABLED"
 NAMES = {"nvidia": "libmpi_gtl_cuda.so", "amd": "libmpi_gtl_hsa.so"}  # by how CRAY_ACCEL_TARGET begins
@@ -53,7 +54,7 @@ def settle(environ: MutableMapping[str, str], version: str, rank: int) -> None:
         environ[REQUEST] = "0"
         done = f"neither {' nor '.join(NAMES.values())} can be loaded, so it is 0 in this job, and MPI gets no GPU memory"
     if rank == 0:
-        print(f"mpicoll: {REQUEST}=1: {done}", file=sys.stderr, flush=True)
+        log.say(f"{REQUEST}=1: {done}")
 
 
 def advice(environ: MutableMapping[str, str]) -> tuple[str, str] | None:

@@ -1,7 +1,8 @@
-"""The log of mpicoll: ``logging.getLogger("mpicoll")``, which prints nothing by default.
+"""The log of mpicoll: ``logging.getLogger("mpicoll")``.
 
-MPICOLL_LOG (config.py) lets it print to standard error. A program that sets up `logging` itself needs no variable: the records
-have the levels INFO and DEBUG.
+What its users must know (a rank for which the others wait, a setting that cannot be used) is a warning, printed to standard
+error. A program or a site takes the records elsewhere as those of any library, by a handler of this logger or of the root.
+Records of the levels INFO and DEBUG are printed if MPICOLL_LOG (config.py) asks for them.
 
 # Note [One line for each algorithm]
 A line for each call would be thousands of equal lines per second. A group logs an operation once for each algorithm, with the
@@ -12,39 +13,49 @@ a log.
 from __future__ import annotations
 
 import logging
-import os
-import warnings
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable
 from functools import cache
 
 from mpicoll._base import config, launcher
 
 logger = logging.getLogger("mpicoll")
-logger.addHandler(logging.NullHandler())
+
+
+class _Printer(logging.StreamHandler):  # type: ignore[type-arg]
+    """Prints to what is standard error now, unless a handler of the program prints the record to the terminal."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream, terminal = sys.stderr, (sys.stderr, sys.__stderr__, sys.stdout, sys.__stdout__)
+        others = [each for each in [*logger.handlers, *logging.getLogger().handlers * logger.propagate] if each is not self]
+        if not any(each.level <= record.levelno and getattr(each, "stream", None) in terminal for each in others):
+            super().emit(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        rank = f" rank {getattr(launcher.detect(), 'rank', 0)}" if record.levelno < logging.WARNING else ""
+        return f"mpicoll{rank}: {record.getMessage()}"
+
+
+_printer = _Printer()
+_printer.setLevel(logging.WARNING)
+logger.addHandler(_printer)
+
+
+def say(text: str) -> None:
+    """A warning, which names its rank where that matters."""
+    logger.disabled = False  # `logging.config.dictConfig` disables each logger that exists and that it does not name
+    logger.warning("%s", text)
 
 
 @cache
 def start() -> None:
-    """Prints later records to standard error if MPICOLL_LOG is set. Only the first call in a process has an effect."""
-    level = wanted_level(os.environ)
-    if level is None:
-        return
-    launch = launcher.detect()
-    handler = logging.StreamHandler()  # to standard error
-    handler.setFormatter(logging.Formatter(f"mpicoll rank {launch.rank if launch is not None else 0}: %(message)s"))
-    logger.addHandler(handler)
-    logger.setLevel(level)
-    logger.propagate = False  # a handler of the program would print each line a second time
-
-
-def wanted_level(environ: Mapping[str, str]) -> int | None:
-    """The level of MPICOLL_LOG, or None. A wrong value causes a warning only: a log must not end a job."""
+    """Prints later records if MPICOLL_LOG is set. A wrong value causes a warning only: a log must not end a job."""
     try:
-        word = config.get("MPICOLL_LOG", environ)
+        if word := config.get("MPICOLL_LOG"):
+            logger.setLevel(word.upper())
+            _printer.setLevel(word.upper())
     except ValueError as error:
-        warnings.warn(f"mpicoll: {error}", stacklevel=2)
-        return None
-    return None if word is None else logging.DEBUG if word == "debug" else logging.INFO
+        say(f"{error}")
 
 
 Took = Callable[[str, str, int], None]  # operation, algorithm, bytes
@@ -59,7 +70,6 @@ class Algorithms:
 
     def took(self, operation: str, algorithm: str, nbytes: int) -> None:
         """Logs the first call that takes ``algorithm``, with its size."""
-        if not logger.isEnabledFor(logging.DEBUG) or (operation, algorithm) in self._seen:
-            return
-        self._seen.add((operation, algorithm))
-        logger.debug("%s: %s of %d bytes: %s", self._where, operation, nbytes, algorithm)
+        if logger.isEnabledFor(logging.DEBUG) and (operation, algorithm) not in self._seen:
+            self._seen.add((operation, algorithm))
+            logger.debug("%s: %s of %d bytes: %s", self._where, operation, nbytes, algorithm)

@@ -28,7 +28,7 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import DistError
 from torch.distributed.rendezvous import rendezvous
 
-from mpicoll._base import last_words, launcher, processes
+from mpicoll._base import last_words, launcher, log, processes
 from mpicoll._base.torch_errors import OperationTimeout
 from mpicoll._base.waits import AFTER_LIMIT_S, PARENT_S, SHORT_LOOK_S, STOP_S
 from mpicoll._c10d import wrapping
@@ -175,6 +175,6 @@ class StoreWorld:
             library.dead_processes = True
             return
         if self.rank == (rank == 0):  # the lowest rank that is left
-            print(f"mpicoll: rank {rank} of {self.size} {why}; the other ranks end, too", file=sys.stderr, flush=True)
+            log.say(f"rank {rank} of {self.size} {why}; the other ranks end, too")
         time.sleep(PARENT_S)
         self._leave(1)

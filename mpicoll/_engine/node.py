@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
 
 import torch
 
-from mpicoll._base import binding, cpus, launcher
+from mpicoll._base import binding, cpus, launcher, log
 from mpicoll._mpi.topology import Topology
 
 
@@ -43,10 +42,9 @@ def _share_cores(rank: int, share: int) -> None:
     torch.set_num_threads(share)
     launcher.provide_here(launcher.THREADS, str(share))
     if rank == 0:
-        print(
-            f"mpicoll: torch computes with {share} thread{'s' * (share > 1)} in each rank instead of {threads}, because the ranks"
-            " of a node share its cores (set OMP_NUM_THREADS for another number)",
-            file=sys.stderr,
+        log.say(
+            f"torch computes with {share} thread{'s' * (share > 1)} in each rank instead of {threads}, because the ranks"
+            " of a node share its cores (set OMP_NUM_THREADS for another number)"
         )
 
 

@@ -227,7 +227,7 @@ class Registry:
         else:
             self._stuck.append(communicator)
             if communicator.failure is not None:
-                print(f"mpicoll: a group is closed while an operation is under way: {communicator.failure}", file=sys.stderr)
+                log.say(f"a group is closed while an operation is under way: {communicator.failure}")
         poller.cancel_all(communicator)
         if ended:
             communicator.withdraw_all()
@@ -256,10 +256,9 @@ class Registry:
         deadline = time.monotonic() + EXIT_S
         for communicator in [*self._groups.values(), *self._stuck]:
             if not communicator.queue.close(max(0.0, deadline - time.monotonic())):
-                print(
-                    f"mpicoll: rank {communicator.rank} leaves while a collective that it has started on group "
-                    f"{communicator.name!r} has not ended after {EXIT_S:g} s: not every rank has called it",
-                    file=sys.stderr,
+                log.say(
+                    f"rank {communicator.rank} leaves while a collective that it has started on group "
+                    f"{communicator.name!r} has not ended after {EXIT_S:g} s: not every rank has called it"
                 )
                 abort.abort("exit with a collective under way")
         for communicator in self._groups.values():

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sys
 import threading
 import time
 from functools import partial
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import mpicoll
-from mpicoll._base import config
+from mpicoll._base import config, log
 from mpicoll._base.waits import LOOK_S, RECORDS_S
 from mpicoll._faults import stacks
 from mpicoll._faults.group_state import GroupState, MessageWork
@@ -105,11 +104,10 @@ class FlightRecorder:
     def _answer(self, reason: str) -> None:
         try:
             path = self.dump(reason)
-        except OSError as error:
-            self._say(f"cannot write its flight record: {error}")
-        else:
             if reason == "SIGUSR2" or self._rank == 0:
                 self._say(f"flight record, because of {reason}: {path}")
+        except OSError as error:
+            self._say(f"cannot write its flight record: {error}")
 
     def expired(self, reason: str, ends_job: bool) -> None:
         """Writes this rank's record, and makes the others write theirs: at the first error, and before the end of the job."""
@@ -147,7 +145,7 @@ class FlightRecorder:
             self._say(f"MPICOLL_DUMP_DIR cannot be used: {error}")
 
     def _say(self, text: str) -> None:
-        print(f"mpicoll: rank {self._rank} of {self._size}: {text}", file=sys.stderr, flush=True)
+        log.say(f"rank {self._rank} of {self._size}: {text}")
 
 
 def _written_at(path: Path) -> float:

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import math
 import pickle
-import sys
 import time
 import zlib
 from collections import Counter
@@ -33,7 +32,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NoReturn
 
-from mpicoll._base import last_words
+from mpicoll._base import last_words, log
 from mpicoll._base.torch_errors import OperationTimeout
 from mpicoll._base.waits import ANSWER_OF_FIRST_S, ANSWER_S, AT_END_S, LEAST_MEETING_S, NEXT_S, PATIENCE_AT_START_S, PATIENCE_S
 from mpicoll._faults.group_state import GroupState
@@ -247,7 +246,7 @@ class _Meeting:
                 if gone is not None:
                     self._give_up([gone[0]], gone[1])
                 if not named and self._missing() and self._is_lowest():
-                    print(f"mpicoll: {self.where} {self.said(self._missing(), now - begun)}", file=sys.stderr, flush=True)
+                    log.say(f"{self.where} {self.said(self._missing(), now - begun)}")
                 calls, named = time.monotonic() + ANSWER_S, True
             backoff.pause()
 

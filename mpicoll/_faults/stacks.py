@@ -8,7 +8,7 @@ import traceback
 from types import FrameType
 from typing import Any
 
-from mpicoll._base import frames
+from mpicoll._base import frames, log
 
 SHOWN = 8  # calls of a thread
 
@@ -17,12 +17,12 @@ def show(what: str) -> None:
     """Prints ``what``, the line of the program that its main thread runs, and the program's calls of each thread, on stderr."""
     here = sorted(threads(), key=lambda each: not each["main"])
     at = here[0]["at"] if here and here[0]["main"] else None
-    lines = [f"mpicoll: {what}; this rank is here:{'' if at is None else ' ' + at}"]
+    lines = [f"{what}; this rank is here:{'' if at is None else ' ' + at}"]
     for thread in here:
         calls = thread["program"][-SHOWN:]
         if len(calls) > 1 or (calls and not thread["main"]):
             lines += [f"  thread {thread['name']}:", *(f"    {call}" for call in calls)]
-    print("\n".join(lines), file=sys.stderr, flush=True)
+    log.say("\n".join(lines))
 
 
 def threads() -> list[dict[str, Any]]:

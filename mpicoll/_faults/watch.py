@@ -30,7 +30,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
-from mpicoll._base import last_words, launcher
+from mpicoll._base import last_words, launcher, log
 from mpicoll._base.waits import AFTER_LIMIT_S, FORWARDING_S, LEAST_LIMIT_S
 from mpicoll._mpi import abort
 from mpicoll._mpi.claim import claim
@@ -203,6 +203,6 @@ def _end(operation: str, limit_s: float) -> None:
     launch = launcher.detect()
     said = f"has not started MPI. On rank {launch and launch.rank} {text}" if absent else f"{text}: {cause}"
     last_words.why(said, culprit=(absent[0], False) if absent else None)
-    print(f"mpicoll: rank {launch and launch.rank}: {text}: {cause}; aborting the job", file=sys.stderr, flush=True)
+    log.say(f"rank {launch and launch.rank}: {text}: {cause}; aborting the job")
     time.sleep(FORWARDING_S)
     os._exit(1)

@@ -14,13 +14,12 @@ another thread looks on, says what waits and where the program is, and aborts th
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from functools import partial
 
-from mpicoll._base import facts, last_words, waits
+from mpicoll._base import facts, last_words, log, waits
 from mpicoll._base.torch_errors import GroupDestroyed, OperationTimeout
 from mpicoll._base.waits import ASK_AFTER_S, BLOCKED_S, LOOK_S, MOST_PATIENCE_S, PATIENCE_S, SHORT_LOOK_S, STACK_S
 from mpicoll._faults import culprits, inquiries, questions, stacks
@@ -175,7 +174,7 @@ class Watchdog:
         lowest = next((rank for rank in group.global_ranks if rank not in missing), None)
         if waiting.peer != EVERYBODY or group.ledger is None or lowest == own:
             said = f"{group.where(waiting.operation)} has waited for {waited_s:.0f} s. {culprits.named(waiting)}"
-            print(f"mpicoll: {said}{culprits.in_words(others)}", file=sys.stderr, flush=True)
+            log.say(f"{said}{culprits.in_words(others)}")
 
     def _exchange(self, groups: Sequence[GroupState], waiting: Sequence[UnderWay]) -> list[tuple[int, Answer]]:
         """Answers other ranks, and asks them. Returns their answers, with their ranks.
@@ -321,8 +320,7 @@ def _end_mismatch(group: GroupState, mismatch: Mismatch) -> None:
     own, refused = group.global_ranks[group.rank], any(call.refusal for call in calls)
     values = "No tensor has changed." if refused else "Tensors may have wrong values."
     what = f"group {group.name!r}, collective number {number}: {facts.mismatch({other: calls[0], own: calls[1]})}"
-    more = f"{values} With MPICOLL_CHECK=1 all ranks raise CollectiveMismatch before a tensor changes"
-    print(f"mpicoll: {what}. {more}", file=sys.stderr, flush=True)
+    log.say(f"{what}. {values} With MPICOLL_CHECK=1 all ranks raise CollectiveMismatch before a tensor changes")
     group.expired("the ranks call different collectives", True)
     _show_stacks(group, "the calls differ")
     _show_others(group, [other])

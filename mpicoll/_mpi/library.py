@@ -1,4 +1,4 @@
-"""Loads the MPI library as ``MPI``. Every module of this room imports it from here, so that the decisions below come first.
+"""Loads the MPI library as ``MPI``. Every module of this package imports it from here, so that the decisions below come first.
 
 Importing this module starts MPI, as importing mpi4py.MPI does. It does not start MPI in a process that a rank started: that
 process would join the job as a second copy of the rank (see `refusal`).
@@ -20,7 +20,7 @@ from functools import cache
 
 import mpi4py
 
-from mpicoll._base import binding, containers, cpus, cray, launcher, open_mpi_settings, packages
+from mpicoll._base import binding, containers, cpus, cray, launcher, log, open_mpi_settings, packages
 from mpicoll._base.errors import LaunchError
 from mpicoll._base.waits import INIT_S, LAST_WORDS_S, OTHER_RANKS_S
 from mpicoll._mpi import open_mpi
@@ -179,16 +179,12 @@ def wrong_mpiexec(launch: launcher.Launch, finding: str) -> str:
 
 def _say_that_init_waits() -> None:
     """A line of the first two ranks: one of them may be the rank that the others wait for."""
-    launch = launcher.detect()
-    rank = launch and launch.rank
-    if rank in (None, 0, 1):
+    if (rank := getattr(launcher.detect(), "rank", None)) in (None, 0, 1):
         who = "a rank" if rank is None else f"rank {rank}"
-        print(
-            f"mpicoll: {who} on {socket.gethostname()} has waited in MPI_Init for {INIT_S:g} s. MPI_Init waits for every rank: "
+        log.say(
+            f"{who} on {socket.gethostname()} has waited in MPI_Init for {INIT_S:g} s. MPI_Init waits for every rank: "
             "one may have ended before it started MPI (`mpicoll run` names it), be slow to load its program, or be on a "
-            "host that cannot reach this one",
-            file=sys.stderr,
-            flush=True,
+            "host that cannot reach this one"
         )
 
 

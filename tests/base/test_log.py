@@ -1,13 +1,18 @@
 """What mpicoll logs, when, and where to."""
 
+import io
 import logging
+import logging.config
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 import mpicoll as dist
+from mpicoll._base import log
 from mpicoll._device import consensus
 from mpicoll._device.consensus import DeviceChoices
 from tests.support import agree, launch
@@ -93,3 +98,60 @@ def test_a_program_that_logs_sees_the_records(world: object, size: int, rank: in
         dist.destroy_process_group(group)
     said = [message for message in caplog.messages if message.startswith("group ")]
     agree(len(said) >= 1 and f"(rank {rank} of {size})" in said[0], said)
+
+
+@pytest.fixture
+def root() -> Iterator[logging.Logger]:
+    """The root of the loggers; its handlers, and what the test has changed of the logger of mpicoll, are put back."""
+    logger, ours, level = logging.getLogger(), list(log.logger.handlers), log.logger.level
+    handlers = list(logger.handlers)
+    yield logger
+    logger.handlers[:], log.logger.handlers[:], log.logger.disabled = handlers, ours, False
+    log.logger.setLevel(level)
+
+
+def test_what_users_must_know_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    log.say("rank 3 is 100 % late")
+    assert capsys.readouterr().err == "mpicoll: rank 3 is 100 % late\n"
+
+
+def test_pytest_shows_it(caplog: pytest.LogCaptureFixture) -> None:
+    log.say("rank 3 is late")
+    assert caplog.record_tuples == [("mpicoll", logging.WARNING, "rank 3 is late")]
+
+
+def test_a_program_that_prints_its_log_prints_it_once(root: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    root.addHandler(handler := logging.StreamHandler(sys.stderr))
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
+    log.say("rank 3 is late")
+    assert capsys.readouterr().err == "WARNING mpicoll rank 3 is late\n"
+    handler.setLevel(logging.ERROR)  # it does not print warnings
+    log.say("rank 4 is late")
+    assert capsys.readouterr().err == "mpicoll: rank 4 is late\n"
+    handler.setLevel(logging.NOTSET)
+    log.logger.propagate = False  # it does not get the record
+    try:
+        log.say("rank 5 is late")
+    finally:
+        log.logger.propagate = True
+    assert capsys.readouterr().err == "mpicoll: rank 5 is late\n"
+
+
+def test_a_site_takes_it_elsewhere(root: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    log.logger.addHandler(logging.StreamHandler(file := io.StringIO()))
+    log.say("rank 3 is late")
+    assert file.getvalue() == "rank 3 is late\n"
+    assert capsys.readouterr().err == "mpicoll: rank 3 is late\n"  # a file alone hides nothing from who looks at the terminal
+    log.logger.handlers[:] = log.logger.handlers[-1:]
+    log.say("rank 4 is late")
+    assert (file.getvalue(), capsys.readouterr().err) == ("rank 3 is late\nrank 4 is late\n", "")
+    log.logger.setLevel(logging.CRITICAL)
+    log.say("rank 5 is late")
+    assert (file.getvalue().count("\n"), capsys.readouterr().err) == (2, "")
+
+
+def test_a_configuration_of_other_loggers_does_not_silence_it(root: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    logging.config.dictConfig({"version": 1, "loggers": {"another": {"level": "INFO"}}})
+    assert log.logger.disabled
+    log.say("rank 3 is late")
+    assert capsys.readouterr().err == "mpicoll: rank 3 is late\n"
