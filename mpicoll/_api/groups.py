@@ -64,7 +64,7 @@ def init_process_group(
         rank: The same, with RANK.
         store: Used as the store of the group instead of a new one. Give this or ``init_method``.
         group_name: As in torch, without effect.
-        pg_options: As in torch, for other backends.
+        pg_options: For mpi a dict, the group's own ``MPICOLL_ON_TIMEOUT``; otherwise as in torch.
         device_id: As in torch, for other backends.
         comm: An mpi4py communicator that is to be the world. It is duplicated and never used itself. None: MPI.COMM_WORLD.
         more: Arguments that only other versions of torch have; passed on.

@@ -112,8 +112,7 @@ VARIABLES = (
         "MPICOLL_ON_TIMEOUT",
         str,
         default="end",
-        meaning="what a blocking collective, send or recv does at the timeout of its group; end: the job ends; raise: it raises "
-        "OperationTimeout, and the group cannot be used any more (each takes some 50 us more)",
+        meaning="what a blocking operation does at the timeout; end: the job ends; raise: OperationTimeout (50 us more for each)",
         choices=("end", "raise"),
     ),
     Variable(

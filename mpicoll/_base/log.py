@@ -5,9 +5,8 @@ error. A program or a site takes the records elsewhere as those of any library, 
 Records of the levels INFO and DEBUG are printed if MPICOLL_LOG (config.py) asks for them.
 
 # Note [One line for each algorithm]
-A line for each call would be thousands of equal lines per second. A group logs an operation once for each algorithm, with the
-size of the first call. Calls on the fast path are not logged: they are one MPI call of some microseconds and have no branch for
-a log.
+A line for each call would be thousands of equal ones per second. A group logs an operation once for each algorithm, with the
+size of the first call. Calls on the fast path are not logged: they take some microseconds and have no branch for a log.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from functools import cache
 from mpicoll._base import config, launcher
 
 logger = logging.getLogger("mpicoll")
+Took = Callable[[str, str, int], None]  # operation, algorithm, bytes
 
 
 class _Printer(logging.StreamHandler):  # type: ignore[type-arg]
@@ -56,9 +56,6 @@ def start() -> None:
             _printer.setLevel(word.upper())
     except ValueError as error:
         say(f"{error}")
-
-
-Took = Callable[[str, str, int], None]  # operation, algorithm, bytes
 
 
 class Algorithms:

@@ -224,15 +224,18 @@ def _hooks_outside_torch() -> Iterator[None]:
 # -- adapters ----------------------------------------------------------------------------------------------------------------
 
 
-def create(options: Any) -> Any:
-    """Makes the adapter over a new communicator; torch calls it on members only.
+def create(options: Any, pg_options: Any) -> Any:
+    """Makes the adapter over a new communicator; torch calls it on members only. ``pg_options``: this group's own settings.
 
     Raises:
         LaunchError: torch and MPI disagree about this rank's place in the group.
+        ValueError: ``pg_options`` is a dict of something else than MPICOLL_ON_TIMEOUT and its value.
     """
-    ranks = list(options.global_ranks_in_group) or None
+    own = pg_options if isinstance(pg_options, dict) else {}  # the options of another backend of this group are not ours
+    if own.keys() - {"MPICOLL_ON_TIMEOUT"}:
+        raise ValueError(f"new_group: pg_options of a group over mpi can set MPICOLL_ON_TIMEOUT only, got {own}")
     runtime.start()
-    return _make(options.group_id, ranks, options.timeout.total_seconds(), options)
+    return _make(options.group_id, list(options.global_ranks_in_group) or None, options.timeout.total_seconds(), options, own)
 
 
 def _split(parent: Communicator, ranks: Sequence[int], name: str, timeout_s: float) -> Any:
@@ -240,8 +243,8 @@ def _split(parent: Communicator, ranks: Sequence[int], name: str, timeout_s: flo
     return _make(name, [parent.global_ranks[rank] for rank in ranks], timeout_s)
 
 
-def _make(name: str, ranks: Sequence[int] | None, timeout_s: float, options: Any = None) -> Any:
-    communicator = registry.create(name, ranks, timeout_s)
+def _make(name: str, ranks: Sequence[int] | None, timeout_s: float, options: Any = None, own: Mapping[str, str] = {}) -> Any:
+    communicator = registry.create(name, ranks, timeout_s, own)
     _alive[communicator] = None
     place = communicator.rank, communicator.size
     if options is not None and place != (options.group_rank, options.group_size):

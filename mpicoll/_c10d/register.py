@@ -97,7 +97,7 @@ def _create(options: Any, backend_options: Any) -> Any:
     """Makes the adapter of a group. torch calls it on members only, with DistributedBackendOptions."""
     from mpicoll._c10d import init
 
-    return init.create(options)
+    return init.create(options, backend_options)
 
 
 def _rendezvous(url: str, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:

@@ -52,8 +52,7 @@ class Group(GroupState):
         super().__post_init__()
         self._waiting_guard = Lock()  # guards _waiting_calls
         self._waiting_calls: dict[int, str] = {}  # the blocking collective that waits for its turn, by thread
-        self.line.group, self.now = self, self._in_turn if self.raises else self.line.now
-        self.reconfigurable = self.raises
+        self.line.group, self.reconfigurable, self.now = self, self.raises, self._in_turn if self.raises else self.line.now
         self.line.show(self.attendance)
         table.groups[self], table.posted = None, poller.under_way
         watchdog.watch(self.timeout_s)

@@ -8,7 +8,7 @@ import sys
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache
 from typing import Any
@@ -58,10 +58,10 @@ class Registry:
         self._world: World | None = None  # set by a group of all ranks, until the last group is closed
         self._ledger: Ledger | None = None  # of the last world
 
-    def create(self, name: str, ranks: Sequence[int] | None, timeout_s: float) -> Communicator:
+    def create(self, name: str, ranks: Sequence[int] | None, timeout_s: float, own: Mapping[str, str] = {}) -> Communicator:
         """Makes a group's communicator (collective over its members; the other ranks do not call it).
 
-        ``ranks`` are ranks of the world in the group's order, this rank among them; None: the whole world.
+        ``ranks``: ranks of the world in the group's order, with this one; None: all. ``own``: settings before the environment's.
 
         Raises:
             OperationTimeout: A member did not come in time; names it. If all have come and one then stops, the job ends.
@@ -71,7 +71,7 @@ class Registry:
         made = ExitStack()  # frees what has been made
         try:
             with end_job_after("new_group", timeout_s):
-                return self._create(name, ranks, timeout_s, made)
+                return self._create(name, ranks, timeout_s, {**os.environ, **own}, made)
         except MPIException as raw:
             made.close()
             raise not_made(raw, f"new_group {name!r}", len(self._groups)) from raw
@@ -84,10 +84,12 @@ class Registry:
         if not self._groups:
             watchdog.ended.clear()
 
-    def _create(self, name: str, ranks: Sequence[int] | None, timeout_s: float, made: ExitStack) -> Communicator:
+    def _create(
+        self, name: str, ranks: Sequence[int] | None, timeout_s: float, settings: Mapping[str, str], made: ExitStack
+    ) -> Communicator:
         log.start()
         self.begin()
-        runtime_ = runtime.start()
+        runtime_, raises = runtime.start(), config.get("MPICOLL_ON_TIMEOUT", settings) == "raise"
         recorder.start(runtime_.rank, runtime_.size)
         global_ranks = tuple(range(runtime_.size) if ranks is None else ranks)
         tag = self._tag(global_ranks)
@@ -119,7 +121,7 @@ class Registry:
         communicator = (CheckedCommunicator if agreed.checks else Communicator)(
             name=name, channel=channel, global_ranks=global_ranks, timeout_s=timeout_s, queue=queue, host=host, devices=above,
             closer=self.close, expired=recorder.expired, key=str(tag), ledger=ledger, attendance=attending,
-            unseen=tuple(rank for rank in global_ranks if rank not in seen), raises=config.get("MPICOLL_ON_TIMEOUT") == "raise",
+            unseen=tuple(rank for rank in global_ranks if rank not in seen), raises=raises,
         )  # fmt: skip
         if not self._groups and communicator.rank == 0:
             report.world(runtime_, topology, devices.describe(agreed.devices))

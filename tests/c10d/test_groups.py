@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from mpicoll._api import groups
 from mpicoll._base.errors import LaunchError
 from mpicoll._base.launcher import started_by_mpi
 from mpicoll._c10d import names
@@ -227,3 +228,16 @@ def test_a_group_by_the_helper_of_torch(rank: int, size: int) -> None:
     with pytest.raises(LaunchError, match=rf"rank {rank} of {size + 1}, but this is rank {rank} of {size} in MPI.*new_group"):
         c10d._new_process_group_helper(size + 1, rank, [], backend, store, group_name="larger", timeout=limit)
     agree(good)
+
+
+def test_the_settings_of_one_group(no_world: None, rank: int, size: int) -> None:
+    dist.init_process_group("mpi", pg_options={"MPICOLL_ON_TIMEOUT": "raise"})
+    plain, own = dist.new_group(), dist.new_group(pg_options={"MPICOLL_ON_TIMEOUT": "raise"})
+    assert [made.raises for made in map(groups.of, (None, plain, own)) if made is not None] == [True, False, True]
+    with pytest.raises(ValueError, match=r"can set MPICOLL_ON_TIMEOUT only, got \{'MPICOLL_TIMEOUT': '3'\}"):
+        dist.new_group(pg_options={"MPICOLL_TIMEOUT": "3"})
+    with pytest.raises(ValueError, match="MPICOLL_ON_TIMEOUT='stop' is not allowed; use one of end, raise"):
+        dist.new_group(pg_options={"MPICOLL_ON_TIMEOUT": "stop"})
+    values = torch.full((3,), rank + 1.0)
+    dist.all_reduce(values, group=own)
+    assert values.tolist() == [size * (size + 1) / 2] * 3

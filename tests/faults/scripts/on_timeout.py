@@ -1,4 +1,7 @@
-"""A rank is late, and the others do not end with MPICOLL_ON_TIMEOUT=raise: ``on_timeout.py mpicoll|torch``."""
+"""A rank is late, and the others do not end with MPICOLL_ON_TIMEOUT=raise: ``on_timeout.py mpicoll|torch [options]``.
+
+With ``options`` only the groups to which a rank is late have this setting.
+"""
 
 import sys
 import time
@@ -11,6 +14,7 @@ import torch.distributed
 import mpicoll
 
 LIMIT = timedelta(seconds=1)
+OWN = {"MPICOLL_ON_TIMEOUT": "raise"} if sys.argv[2:] else None
 dist = mpicoll if sys.argv[1] == "mpicoll" else torch.distributed
 mpicoll.init_process_group(timeout=timedelta(seconds=60))
 rank, size = dist.get_rank(), dist.get_world_size()
@@ -23,7 +27,7 @@ def say(text: object) -> None:
 
 def late(name: str, operation: Callable[[torch.distributed.ProcessGroup], object]) -> None:
     """Rank 0 does not come to it in time."""
-    group = torch.distributed.new_group(list(range(size)), timeout=LIMIT)
+    group = torch.distributed.new_group(list(range(size)), timeout=LIMIT, pg_options=OWN)
     mpicoll.barrier()
     if rank != 0:
         began = time.monotonic()
