@@ -62,10 +62,7 @@ def advice(environ: MutableMapping[str, str]) -> tuple[str, str] | None:
     if not requested(environ):
         return None
     if (file := find(environ)) is None:
-        environ[REQUEST] = "0"
-        return (
-            f"{REQUEST}=1, and no GTL library can be loaded: mpicoll sets it to 0",
-            f"CPUs: unset {REQUEST}; GPUs: module load craype-accel-...",
-        )
+        environ[REQUEST], said = "0", f"{REQUEST}=1, and no GTL library can be loaded: mpicoll sets it to 0"
+        return said, f"CPUs: unset {REQUEST}; GPUs: module load craype-accel-..."
     environ["LD_PRELOAD"] = " ".join(filter(None, (file, environ.get("LD_PRELOAD"))))
     return f"{REQUEST}=1: mpicoll loads {file} before MPI", f"programs that start MPI before mpicoll need LD_PRELOAD={file}"

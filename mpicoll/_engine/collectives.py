@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from mpicoll._algorithms.backend import Backend
 from mpicoll._engine.group import Group
 from mpicoll._host.collectives import HostCollectives
 from mpicoll._tensors import checks
@@ -16,6 +15,7 @@ from mpicoll._tensors.calls import Call
 
 # Loaded with the first group of a world with a GPU: without it, imports take a fifth less CPU time.
 if TYPE_CHECKING:
+    from mpicoll._algorithms.backend import Backend
     from mpicoll._device.collectives import DeviceCollectives
 
 REFUSALS = TypeError, ValueError  # what a collective raises before it communicates; a program may catch it and go on

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import importlib
 import os
 import re
 import socket
@@ -20,7 +21,7 @@ from functools import cache
 
 import mpi4py
 
-from mpicoll._base import binding, containers, cpus, cray, launcher, log, open_mpi_settings, packages
+from mpicoll._base import binding, containers, cpus, launcher, log, open_mpi_settings, packages
 from mpicoll._base.errors import LaunchError
 from mpicoll._base.waits import INIT_S, LAST_WORDS_S, OTHER_RANKS_S
 from mpicoll._mpi import open_mpi
@@ -131,7 +132,8 @@ def _start() -> None:
         if launch.rank > 0:
             time.sleep(OTHER_RANKS_S)
         raise LaunchError(wrong_mpiexec(launch, "but this MPI cannot connect to it"))
-    cray.settle(os.environ, MPI.Get_library_version(), 0 if launch is None else launch.rank)
+    if "MPICH_GPU_SUPPORT_ENABLED" in os.environ:
+        importlib.import_module("mpicoll._base.cray").settle(os.environ, MPI.Get_library_version(), getattr(launch, "rank", 0))
     if vendor == "Open MPI":
         open_mpi.before_start(version, os.environ, launch)
     level, provided = MPI.THREAD_MULTIPLE, ctypes.c_int()
@@ -196,7 +198,8 @@ def _prepare() -> bool:
         os.environ.setdefault(name, value)
     binding.prepare(os.environ, cpus.allowed(), launcher.detect())
     containers.prepare(os.environ, launcher.detect())
-    cray.load(os.environ)
+    if "MPICH_GPU_SUPPORT_ENABLED" in os.environ:
+        importlib.import_module("mpicoll._base.cray").load(os.environ)
     if refusal() is not None:
         mpi4py.rc.initialize = False
         return False
