@@ -4,7 +4,6 @@ Groups are made afresh, so that each test sees the first use; values are whole n
 """
 
 import hashlib
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
@@ -24,7 +23,7 @@ from tests.support import agree, everyone
 from tests.support.tensors import raw, reduced
 
 pytestmark = pytest.mark.usefixtures("world")
-names = itertools.count()
+made_of: Counter[Sequence[int]] = Counter()  # groups, by their members: equal on these
 Make = Callable[..., Communicator]
 LONG = 1 << 18  # elements
 LIMIT_S = 90.0  # for one operation: beside two other jobs whose ranks poll on the same two cores, one took 62 s
@@ -37,7 +36,8 @@ def make(size: int) -> Iterator[Make]:
 
     def function(ranks: Sequence[int] | None = None) -> Communicator:
         members = tuple(range(size)) if ranks is None else ranks
-        made.append(registry.create(f"nodes {next(names)}", members, longer(LIMIT_S)))
+        made_of[tuple(members)] += 1
+        made.append(registry.create(f"nodes {made_of[tuple(members)]} of {members}", members, longer(LIMIT_S)))
         return made[-1]
 
     yield function
