@@ -19,7 +19,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import pickle
 import threading
 import time
 from datetime import timedelta
@@ -178,15 +177,12 @@ class MessageStore(Store):
         if runtime.in_forked_child():
             raise runtime.forked_error()
         question = Question(KEYS, (self._world, name, arguments, limit_s), next(self._numbers))
-        late, leaves_s = (
-            time.monotonic() + limit_s,
-            len(pickle.dumps(arguments)) / LEAST_SPEED,
-        )  # it moves while this rank calls MPI
-        backoff = Backoff(serves=True, yield_s=Backoff.YIELD_S + leaves_s)
+        late, nbytes = time.monotonic() + limit_s, 0
         self._check_open(name)
         if self._mpi.rank != 0:
-            questions.ask([0], question, self._mpi)
+            nbytes = questions.ask([0], question, self._mpi)
             bell.services.wake(0)
+        backoff = Backoff(serves=True, yield_s=Backoff.YIELD_S + nbytes / LEAST_SPEED)  # it moves while this rank calls MPI
         while (answer := self._answer(question, late)) is None:
             if time.monotonic() > late + AFTER_LIMIT_S:
                 raise DistStoreError(f"{name}: rank 0 has not answered for {limit_s:g} s")

@@ -51,10 +51,11 @@ def possible() -> bool:
     return runtime.world_comm() is not None and world.base == MPI.COMM_WORLD
 
 
-def ask(ranks: Iterable[int], question: Question, mpi: Runtime | None = None) -> None:
-    """Sends a question to some ranks. ``mpi``: the world of their numbers; None: MPI.COMM_WORLD."""
+def ask(ranks: Iterable[int], question: Question, mpi: Runtime | None = None) -> int:
+    """Sends a question to some ranks. ``mpi``: the world of their numbers; None: MPI.COMM_WORLD. Returns its size in bytes."""
     with _comm(mpi) as comm:
-        arrivals.send(comm, tuple(question), ranks, TAGS[question.kind])
+        return arrivals.send(comm, tuple(question), ranks, TAGS[question.kind])
+    return 0  # an error was dropped
 
 
 def serve(kind: str, said: Callable[[int, Question], Answer | None], mpi: Runtime | None = None) -> None:

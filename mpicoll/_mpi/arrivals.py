@@ -46,9 +46,11 @@ def objects(comm: MPI.Intracomm, tag: int) -> Iterator[tuple[int, Any]]:
         yield arrived.source, pickle.loads(arrived.received(comm))
 
 
-def send(comm: MPI.Intracomm, content: object, ranks: Iterable[int], tag: int) -> None:
-    """Sends an object to each of these ranks, for `objects`. The caller holds the lock."""
-    keep([comm.isend(content, rank, tag) for rank in ranks])
+def send(comm: MPI.Intracomm, content: object, ranks: Iterable[int], tag: int) -> int:
+    """Sends an object to each of these ranks, for `objects`. Returns its size in bytes. The caller holds the lock."""
+    data = pickle.dumps(content)
+    keep([comm.Isend([data, len(data), MPI.BYTE], rank, tag) for rank in ranks], data)
+    return len(data)
 
 
 def keep(requests: list[MPI.Request], memory: object = None) -> None:

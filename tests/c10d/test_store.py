@@ -303,9 +303,9 @@ class Messages:
         assert (rank, len(content)) == (source, buffer[1])
         buffer[0][:] = content
 
-    def isend(self, content: tuple[Any, ...], rank: int, tag: int) -> MPI.Request:
+    def Isend(self, buffer: tuple[bytes, int, Any], rank: int, tag: int) -> MPI.Request:
         assert rank not in self.sent
-        self.sent[rank] = Answer(*content)
+        self.sent[rank] = Answer(*pickle.loads(buffer[0]))
         return MPI.REQUEST_NULL
 
 
