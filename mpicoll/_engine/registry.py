@@ -68,10 +68,11 @@ class Registry:
             CommunicationError: MPI has no communicator left, or another error of MPI. Groups made before stay usable.
         """
         checks.timeout("new_group", timeout_s)
+        raises = config.get("MPICOLL_ON_TIMEOUT", own or os.environ) == "raise"
         made = ExitStack()  # frees what has been made
         try:
             with end_job_after("new_group", timeout_s):
-                return self._create(name, ranks, timeout_s, {**os.environ, **own}, made)
+                return self._create(name, ranks, timeout_s, raises, made)
         except MPIException as raw:
             made.close()
             raise not_made(raw, f"new_group {name!r}", len(self._groups)) from raw
@@ -84,12 +85,10 @@ class Registry:
         if not self._groups:
             watchdog.ended.clear()
 
-    def _create(
-        self, name: str, ranks: Sequence[int] | None, timeout_s: float, settings: Mapping[str, str], made: ExitStack
-    ) -> Communicator:
+    def _create(self, name: str, ranks: Sequence[int] | None, timeout_s: float, raises: bool, made: ExitStack) -> Communicator:
         log.start()
         self.begin()
-        runtime_, raises = runtime.start(), config.get("MPICOLL_ON_TIMEOUT", settings) == "raise"
+        runtime_ = runtime.start()
         recorder.start(runtime_.rank, runtime_.size)
         global_ranks = tuple(range(runtime_.size) if ranks is None else ranks)
         tag = self._tag(global_ranks)

@@ -118,7 +118,8 @@ class Watchdog:
             _end_lost(groups)
         waiting = table.operations()
         self._heed(_attempt(self._exchange, groups, waiting) or [], groups, waiting)
-        last_words.doing(table.in_words(), table.blocking)
+        if last_words.monitored() is not None:
+            last_words.doing(table.in_words(), table.blocking)
         if now // LOOK_S != self._second:
             self._second = now // LOOK_S
             self._read_ledgers(groups, [each for each in waiting if each.peer != EVERYBODY and now - each.since > BLOCKED_S])

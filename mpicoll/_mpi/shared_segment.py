@@ -103,18 +103,14 @@ def _mapped(file: int, nbytes: int) -> mmap.mmap:
 
 
 def _mapped_from(nbytes: int, pid: int, file: int, word: bytes) -> mmap.mmap | None:
-    memory = _mapped_file(pid, file, nbytes)
-    return memory if memory is not None and memory[-WORD:] == word else None
-
-
-def _mapped_file(pid: int, file: int, nbytes: int) -> mmap.mmap | None:
-    """Maps the open file of a process. None if it cannot, or if it has another size."""
+    """Maps the open file of a process. None if it cannot, or if the file has another size or does not end with ``word``."""
     try:
         descriptor = os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR)
     except OSError:
         return None
     try:
-        return _mapped(descriptor, nbytes) if os.fstat(descriptor).st_size == nbytes else None
+        memory = _mapped(descriptor, nbytes) if os.fstat(descriptor).st_size == nbytes else None
+        return memory if memory is not None and memory[-WORD:] == word else None
     except (OSError, ValueError):
         return None
     finally:
