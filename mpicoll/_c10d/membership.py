@@ -9,7 +9,6 @@ What makes the world again is `_remake_world`. It gets a function that makes the
 # Note [All or none]
 A rank may die while the world is made again. Then some ranks have a world and others an error. So all ranks that live agree
 whether it was made on each of them; if a rank has died meanwhile, all begin again without it.
-
 """
 
 from __future__ import annotations

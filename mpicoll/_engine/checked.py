@@ -1,8 +1,7 @@
 """The full check (MPICOLL_CHECK=1, TORCH_DISTRIBUTED_DEBUG=DETAIL): ranks compare their calls before a collective moves a byte.
 
 The ranks meet (_faults/roll_call.py) with their calls, and rank 0 compares them. A rank that refuses its arguments comes to the
-meeting as well, so that the others learn of it and do not wait. Costs some 60 us for each collective, and no time where the check
-is off.
+meeting as well, so that the others learn of it and do not wait. Costs some 60 us for each collective; nothing if it is off.
 """
 
 from __future__ import annotations

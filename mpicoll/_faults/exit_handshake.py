@@ -32,8 +32,7 @@ def expect_all() -> None:
 def leave(begun: Callable[[str], int], meanwhile: Callable[[], object], state: Callable[[int], str]) -> None:
     """Waits until all ranks of MPI.COMM_WORLD have called this, and answers meanwhile (collective, at the program's end).
 
-    After some seconds, the lowest rank that waits says which ranks have not come. It asks all others: those that wait, too,
-    answer.
+    After some seconds, the lowest rank that waits says which ranks have not come: it asks all others, and those that wait answer.
 
     Args:
         begun: Returns the number of collectives that this rank has begun on the group of a name.

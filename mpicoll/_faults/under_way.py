@@ -1,7 +1,6 @@
 """What is under way in this process: the one table that the watchdog, last words and flight records read.
 
-Nothing is written for a collective, which stands in the history of its group, or for a posted message, which the poller has. A
-blocking message writes its own entry.
+Only a blocking message writes an entry: a collective stands in the history of its group, and the poller has posted messages.
 """
 
 from __future__ import annotations

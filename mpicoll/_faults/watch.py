@@ -25,6 +25,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Hashable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
@@ -95,11 +96,11 @@ class Watch:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._pipe[0], PIPE)  # the rest of the stack of the main thread, which is in the record as well
             if self.signalled is not None:
-                self.signalled()
+                _call(self.signalled)
         for key, timer in list(self.timers.items()):
             if timer.due <= time.monotonic() and self.timers.get(key) is timer:
                 self.timers.pop(key, None)
-                timer.call()
+                _call(timer.call)
 
     def pause(self, seconds: float) -> None:
         """Sleeps within a call of the thread, and calls what is due meanwhile."""
@@ -147,6 +148,13 @@ class Watch:
         source = select.poll()  # select refuses numbers from 1024 on
         source.register(self._pipe[0], select.POLLIN)
         return bool(source.poll(min(max(0.0, seconds), LONGEST_S) * 1000))
+
+
+def _call(function: Callable[[], object]) -> None:
+    try:
+        function()
+    except Exception:  # noqa: BLE001  one that fails must not keep the others from being called
+        traceback.print_exc()
 
 
 def _is_free(number: int) -> bool:

@@ -105,11 +105,13 @@ class Watchdog:
         """Looks once at all groups, operations and boards."""
         if not self._look_s:
             return
-        if groups := list(table.groups):
-            self._look(groups)
-        elif not runtime.finalized():  # the world has ended, and ranks of other nodes may still ask about it
-            questions.serve(WHERE, self._answer)
-        self._set_timer()
+        try:
+            if groups := list(table.groups):
+                self._look(groups)
+            elif not runtime.finalized():  # the world has ended, and ranks of other nodes may still ask about it
+                questions.serve(WHERE, self._answer)
+        finally:
+            self._set_timer()
 
     def _look(self, groups: list[GroupState]) -> None:
         now = time.monotonic()

@@ -8,7 +8,6 @@ Each implementation is checked before it is timed. They are timed in turn, in th
     NCCL             the same with backend "nccl"; with --device cuda, if every rank has a GPU
     MPI              mpi4py on NumPy memory
     floor            a memory copy by one rank, on the host or on its GPU
-
 """
 
 from __future__ import annotations

@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mpicoll._faults.watch import Watch
+from mpicoll._faults import watchdog
+from mpicoll._faults.under_way import table
+from mpicoll._faults.watch import Timer, Watch
+from mpicoll._faults.watchdog import Watchdog
 from mpicoll._mpi import runtime
 
 pytestmark = pytest.mark.ranks(1)
@@ -33,6 +36,32 @@ def wait_for(condition: Callable[[], object]) -> None:
 def switches(thread: threading.Thread) -> int:
     status = open(f"/proc/self/task/{thread.native_id}/status").read()  # noqa: SIM115
     return int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
+
+
+def test_a_call_that_fails_keeps_no_other_from_being_called(watch: Watch, capfd: pytest.CaptureFixture[str]) -> None:
+    called: list[str] = []
+
+    def fail() -> None:
+        raise OSError("a file system that is gone")
+
+    watch.after(0.0, "fails", fail)
+    watch.after(0.05, "works", lambda: called.append("works"))
+    wait_for(lambda: called)
+    watch.after(0.05, "later", lambda: called.append("later"))
+    wait_for(lambda: len(called) == 2)
+    assert "OSError: a file system that is gone" in capfd.readouterr().err
+
+
+def test_the_watchdog_looks_again_after_a_look_that_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    dog, group = Watchdog(), object()
+    monkeypatch.setattr(watchdog, "watch", made := Watch())
+    monkeypatch.setitem(table.groups, group, None)
+    monkeypatch.setattr(made, "after", lambda seconds, key, call: made.timers.update({key: Timer(0.0, seconds, call)}))
+    dog.watch(60)
+    made.timers.clear()
+    with pytest.raises(AttributeError):  # it is no group
+        dog.look()
+    assert list(made.timers) == [dog]
 
 
 def test_a_timer_that_is_due_first_wakes_the_thread_and_a_later_one_does_not(watch: Watch) -> None:
