@@ -1,1 +1,1 @@
-"""How bytes move and are reduced, on addresses, counts and MPI types. Other packages choose between the algorithms."""
+"""The algorithms that move and reduce bytes, on addresses, counts and MPI types. Other packages choose between them."""

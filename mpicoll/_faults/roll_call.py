@@ -1,6 +1,6 @@
 """Ranks meet: they wait until all have come, and name those that have not.
 
-MPI's own calls that make a communicator wait for ever, and its collectives, too. So ranks meet before them, without a store:
+A rank waits in MPI for ever if another does not come to make a communicator, or to a collective. So ranks meet first:
 
     the first rank   receives a value from each other rank, then sends each what it finds in the values
     another rank     sends its value to the first rank, and receives that

@@ -1,6 +1,6 @@
 """From a tensor to contiguous memory on its device, and back.
 
-This file handles strides, subclasses, autograd and the lazy conj and neg bits. The rooms below see bytes in row-major order, on
+This file handles strides, subclasses, autograd and the lazy conj and neg bits. The packages below see row-major bytes, on
 every rank. Memory is a plain contiguous tensor: the tensor itself or a packed copy. Of a tensor on another accelerator than CUDA
 (xpu, npu, mps ...) it is a copy on the CPU, made behind the work on the current stream; the result is copied back.
 
@@ -39,7 +39,7 @@ from mpicoll._tensors import checks
 
 T = TypeVar("T")
 STRIDED = torch.strided
-BY_ADDRESS = frozenset({"cpu", "cuda"})  # kinds of device whose memory the rooms below use as it is; cuda: also AMD's GPUs
+BY_ADDRESS = frozenset({"cpu", "cuda"})  # kinds of device whose memory the packages below use as it is; cuda: also AMD's GPUs
 
 # One byte per element, and torch has no copy_ for them.
 UNCOPIED = frozenset(

@@ -141,7 +141,7 @@ def test_a_site_takes_it_elsewhere(root: logging.Logger, capsys: pytest.CaptureF
     log.logger.addHandler(logging.StreamHandler(file := io.StringIO()))
     log.say("rank 3 is late")
     assert file.getvalue() == "rank 3 is late\n"
-    assert capsys.readouterr().err == "mpicoll: rank 3 is late\n"  # a file alone hides nothing from who looks at the terminal
+    assert capsys.readouterr().err == "mpicoll: rank 3 is late\n"  # a handler for a file does not replace the terminal
     log.logger.handlers[:] = log.logger.handlers[-1:]
     log.say("rank 4 is late")
     assert (file.getvalue(), capsys.readouterr().err) == ("rank 3 is late\nrank 4 is late\n", "")
