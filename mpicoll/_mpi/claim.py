@@ -7,15 +7,12 @@ processes that both start MPI as rank 0 hang, or crash inside MPI. So a process 
                               └─ one file for each root, locked (flock) and written by the process that claims the rank
 
     file locked by another process          that process is the rank                       refused
-    not locked, and written                 that process ended without MPI_Finalize        refused: Open MPI would hang
+    not locked, and written                 that process was the rank, and has ended       refused: Open MPI would hang
     missing, or empty                       no process is, or it has finalised MPI         granted
 
-A program may start MPI after another one in its rank: `mpirun -n 2 sh -c "python one.py; python two.py"`. MPI_Init of the second
-must not begin while MPI_Finalize of the first still runs in another rank. Open MPI's server would take the end of that process
-for the arrival of the next one in its rank, and hand out old addresses; the ranks hang (openpmix issues 3931 and 4113). So a rank
-marks its file when its MPI_Finalize begins. A process that starts MPI in the same job on the same node waits until no file is
-marked.
-Hydra ends the connection of a rank in which MPI has ended; only a process that skips the functions of C's atexit keeps it.
+MPI runs once in a rank. `mpirun -n 2 sh -c "python one.py; python two.py"` starts it twice: Open MPI's server may take the end of
+the first program for the arrival of the second, and the ranks hang (openpmix issues 3931 and 4113). So the file of a rank of
+mpirun stays. Hydra ends the connection of a rank in which MPI has ended. Under other launchers the file is removed.
 
 The file name contains the root's process id and start time, so a file left over by another job never has the same name. The
 lock ends with its process. If no such file can be made (no /proc, no writable folder, a file system without locks), every claim
@@ -32,7 +29,6 @@ import re
 import select
 import stat
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -47,15 +43,9 @@ IDENTITY = (
     "FLUX_JOB_ID", "FLUX_TASK_RANK",
 )  # fmt: skip
 
-ENDING = "-ending"  # the mark, after the file name
-ENDING_S = 5.0  # seconds. MPI_Finalize takes 50 ms. A program that called it and goes on keeps its mark.
-
 PREFIX = "mpicoll-rank-"  # of the file name; then rank, user, boot, namespace of process ids, the root's id and start time
 
-NAME = re.compile(
-    PREFIX + r"(?P<rank>\d+)-(?P<user>\d+)-[^-]+-(?P<namespace>\d+)-(?P<pid>\d+)-(?P<start>\d+)" + rf"(?P<ending>{ENDING})?",
-    re.ASCII,
-)
+NAME = re.compile(PREFIX + r"(?P<rank>\d+)-(?P<user>\d+)-[^-]+-(?P<namespace>\d+)-(?P<pid>\d+)-(?P<start>\d+)", re.ASCII)
 
 
 class Claim:
@@ -80,13 +70,12 @@ class Claim:
         try:
             _remove_old(folder)
             path = folder / f"{PREFIX}{launch.rank}-{os.getuid()}-{root}"
-            _wait_for_ends(path, environ)
             return self._lock(path, launch.rank)
         except OSError:  # no such folder, no space, or no locks: no guard
             return None
 
     def release(self) -> None:
-        """Gives the claim back. Called if MPI has not started after all, or has been finalised."""
+        """Gives the claim back. Called if MPI has not started after all."""
         if self._file is not None:
             descriptor, path = self._file
             self._file = None
@@ -94,18 +83,10 @@ class Claim:
                 path.unlink()
             os.close(descriptor)
 
-    def ending(self) -> None:
-        """Gives the claim back at the beginning of MPI_Finalize, and marks the file until `release` or the end of the process."""
-        if self._file is None:
-            return
-        descriptor, path = self._file
-        marked = path.with_name(path.name + ENDING)
-        try:
-            path.rename(marked)
-        except OSError:  # mpirun has removed its folder already
+    def end(self) -> None:
+        """Gives the claim back at the beginning of MPI_Finalize, unless no other process may start MPI in this rank."""
+        if self._file is not None and not _is_of_mpirun(self._file[1].parent, os.environ):
             self.release()
-            return
-        self._file = descriptor, marked
 
     def absent(self, environ: Mapping[str, str] = os.environ) -> list[int]:
         """The ranks of this job that have not started MPI through mpicoll. Empty if unknown, as for a job of several hosts."""
@@ -116,7 +97,7 @@ class Claim:
             claims = _files_of_job(self._file[1], environ)
         except OSError:
             return []
-        started = {int(words["rank"]) for _, words in claims if not words["ending"]}
+        started = {int(words["rank"]) for _, words in claims}
         return sorted(set(range(launch.size)) - started) if claims else []
 
     def _lock(self, path: Path, rank: int) -> str | None:
@@ -132,7 +113,7 @@ class Claim:
             if not os.fstat(descriptor).st_nlink:  # the owner removed the file between the open and the lock
                 return self._lock(path, rank)
             if owner := _written(descriptor):
-                return f"process {owner} was rank {rank} and ended without MPI_Finalize"
+                return f"process {owner} was rank {rank} before"
             os.pwrite(descriptor, str(os.getpid()).encode(), 0)
             unless_granted.pop_all()
         self._file = descriptor, path
@@ -152,7 +133,7 @@ os.register_at_fork(after_in_child=claim.forget)
 def _files_of_job(own: Path, environ: Mapping[str, str]) -> list[tuple[Path, re.Match[str]]]:
     """The files of the job's ranks on this node, with what their names say. Empty: unknown. ``own``: the file of this rank."""
     files = _files(own.parent)
-    if str(own.parent) == environ.get("PMIX_SERVER_TMPDIR"):  # made by Open MPI's mpirun for this job
+    if _is_of_mpirun(own.parent, environ):
         return files
     own_words = NAME.fullmatch(own.name)
     assert own_words is not None
@@ -198,24 +179,9 @@ def _folder(environ: Mapping[str, str]) -> Path:
     return Path(session if session and os.access(session, os.W_OK | os.X_OK) else tempfile.gettempdir())
 
 
-def _wait_for_ends(own: Path, environ: Mapping[str, str]) -> None:
-    """Waits until no rank of this job on this node is in MPI_Finalize. ``own``: the file of this rank."""
-    deadline = time.monotonic() + ENDING_S
-    while time.monotonic() < deadline:
-        if not any(words["ending"] and _is_locked(path) for path, words in _files_of_job(own, environ)):
-            return
-        time.sleep(0.01)
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        with path.open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # gone
-        return False
-    return False
+def _is_of_mpirun(folder: Path, environ: Mapping[str, str]) -> bool:
+    """Whether Open MPI's mpirun has made the folder for this job, and will remove it."""
+    return str(folder) == environ.get("PMIX_SERVER_TMPDIR")
 
 
 def _remove_old(folder: Path) -> None:

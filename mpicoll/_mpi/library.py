@@ -91,7 +91,7 @@ def refusal() -> str | None:
     if launcher.store_world is None and (taken := claim.take()) is not None:
         return (
             f"process {pid} was started by a rank, not by mpiexec, and {taken}: one process is one rank. {_ONE_START}. A process "
-            "that a rank starts may compute, and only one may communicate in its place"
+            "that a rank starts may compute, and only one may communicate in its place. Give each program an mpirun of its own"
         )
     return None
 
@@ -108,7 +108,7 @@ def initialize() -> None:
 def _note_start() -> None:
     """Notes that MPI runs here: processes that this one starts are told so (`OWNER`), and MPI_Finalize gives the claim back."""
     os.environ[launcher.OWNER] = f"{os.getpid()} {identity(os.environ)}"
-    before_finalize(claim.ending)
+    before_finalize(claim.end)
 
 
 def before_finalize(call: Callable[[], None]) -> None:
@@ -279,7 +279,6 @@ def _finalize() -> None:
         return
     if not dead_processes:
         ctypes.CDLL(MPI.__file__).MPI_Finalize()  # without the interpreter lock: a thread may have to answer MPI
-        claim.release()
         return
     libc = ctypes.CDLL(None)
     if hasattr(libc, "on_exit"):  # glibc; it calls _exit(status) first of all that exit() calls, after Python has flushed

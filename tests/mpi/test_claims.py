@@ -6,7 +6,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,7 +39,7 @@ def in_child(folder: Path, environ: dict[str, str], ends: str = "at once") -> st
     if pid == 0:
         writer.send(claim.take(environ, folder))
         if ends == "finalize":
-            claim.release()
+            claim.end()
         os._exit(0)
     os.waitpid(pid, 0)
     return reader.recv()  # type: ignore[no-any-return]
@@ -59,29 +58,15 @@ def test_one_that_has_gone(tmp_path: Path) -> None:
     assert in_child(tmp_path, LAUNCHED) is None
     refused = claim.take(LAUNCHED, tmp_path)
     assert refused is not None
-    assert "was rank 3 and ended without MPI_Finalize" in refused
+    assert "was rank 3 before" in refused
 
 
-def test_one_that_is_finalising(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who starts MPI in the same job waits for it; ranks of other jobs in a public folder do not."""
-    wait = 2.0  # seconds; a fork of this process alone took 0.31
-    monkeypatch.setattr("mpicoll._mpi.claim.ENDING_S", wait)
-    environ = {**LAUNCHED, "PMIX_SERVER_TMPDIR": str(tmp_path)}
-    other = {"OMPI_COMM_WORLD_RANK": "2"}
-
-    def wait_s(environ: dict[str, str]) -> float:
-        begin = time.monotonic()
-        assert in_child(tmp_path, {**environ, **other}, ends="finalize") is None
-        return time.monotonic() - begin
-
-    assert claim.take(environ, tmp_path) is None
-    claim.ending()
-    assert in_child(tmp_path, environ, ends="finalize") is None
-    assert wait_s(environ) > wait
-    assert wait_s(LAUNCHED) < wait
-    claim.release()
-    assert list(tmp_path.iterdir()) == []
-    assert wait_s(environ) < wait
+def test_mpi_runs_once_in_a_rank_of_mpirun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PMIX_SERVER_TMPDIR", str(tmp_path))
+    assert in_child(tmp_path, LAUNCHED, ends="finalize") is None
+    refused = claim.take(LAUNCHED, tmp_path)
+    assert refused is not None
+    assert "was rank 3 before" in refused
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root makes files of another user")
@@ -183,12 +168,11 @@ AT_NIGHT = [("two", "spawn", "mpicoll"), ("two", "fork", "torch"), ("one", "fork
         ("one", "spawn", "torch"),
         ("parent", "fork", "mpicoll"),
         ("sequence", "fork", "torch"),
-        ("again", "fork", "mpicoll"),
         *[pytest.param(*case, marks=pytest.mark.slow) for case in AT_NIGHT],
     ],
 )
 def test_a_job(case: str, method: str, api: str) -> None:
-    if case in ("one", "again"):
+    if case == "one":
         done = launch(2, SCRIPT, case, method, api, timeout_s=120, fresh=True)
     else:  # Open MPI's mpiexec itself may never end if it ends a rank that is connecting to it
         done = run([sys.executable, "-m", "mpicoll.run", "-n", "2", SCRIPT, case, method, api], 120, fresh=True)
@@ -199,15 +183,10 @@ def test_a_job(case: str, method: str, api: str) -> None:
     elif case == "one":
         assert done.returncode == 0, said
         assert done.stdout.count("joined: 2 ranks") == 2, said
-    elif case == "again":
-        assert done.stdout.count("refused: None") == 2, said
-        claimed, ended = (re.findall(word + r" at ([\d.]+)", done.stdout) for word in ("claimed", "ended"))
-        assert len(claimed) == len(ended) == 2
-        assert min(map(float, claimed)) > max(map(float, ended)), said
     else:
         assert done.returncode != 0, said
         assert "LaunchError: process" in done.stderr, said
-        words = "ended without MPI_Finalize: one process" if case == "sequence" else "already: one process is one rank"
+        words = "before: one process is one rank" if case == "sequence" else "already: one process is one rank"
         assert words in done.stderr, said
     assert "Segmentation" not in said, said
 
@@ -223,9 +202,10 @@ library.MPI.Finalize()
 NEXT = "from mpicoll._mpi.claim import claim; print(f'refused: {claim.take()}')"
 
 
-def test_a_program_that_starts_mpi_itself_leaves_the_rank_to_the_next_one() -> None:
-    """It does so after mpicoll has loaded MPI. (The next program was told that this one had ended without MPI_Finalize.)"""
+def test_a_second_program_in_a_rank() -> None:
+    """After one that starts MPI itself, when mpicoll has loaded it. Open MPI sometimes let the ranks of the second one hang."""
     programs = f"{sys.executable} -c '{STARTS_MPI_LATE}' && {sys.executable} -c \"{NEXT}\""
     done = run([mpiexec(), "-n", "2", "sh", "-c", programs], env=LAUNCH_ENVIRONMENT)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("refused: None") == 2, done.stdout
+    words = r"refused: process \d+ was rank \d before" if is_open_mpi() else "refused: None"
+    assert len(re.findall(words, done.stdout)) == 2, done.stdout

@@ -1,13 +1,7 @@
 """python claims.py CASE METHOD API on 2 ranks: processes that a rank starts before it has started MPI, and that join the job.
 
 CASE     two: two children at once; one: a child takes the rank's place; parent: the rank itself joins after its child;
-         sequence: a second child, after one that ended without MPI_Finalize; again: after one that finalised MPI, which takes
-         rank 1 a second. It claims the rank, but does not start MPI: the server of Open MPI 5.0 may then serve old addresses
-METHOD API on 2 ranks: processes that a rank starts before it has started MPI, and that join the job.
-
-CASE     two: two children at once; one: a child takes the rank's place; parent: the rank itself joins after its child;
-         sequence: a second child, after one that ended without MPI_Finalize; again: after one that finalised MPI, which takes
-         rank 1 a second
+         sequence: a second child, after one that ended without MPI_Finalize
 METHOD   multiprocessing's start method
 API      mpicoll, torch or rpc: what starts MPI
 """
@@ -15,7 +9,6 @@ API      mpicoll, torch or rpc: what starts MPI
 import importlib
 import multiprocessing
 import os
-import subprocess
 import sys
 import time
 from typing import Any
@@ -37,24 +30,14 @@ def join(api: str, rank: int | None = None) -> None:
     print(f"joined: {ones.item():.0f} ranks", flush=True)
 
 
-def end(api: str, *, late: bool) -> None:
+def end(api: str) -> None:
     """multiprocessing ends a forked child without Python's own exit."""
     from mpi4py import MPI
 
     importlib.import_module("mpicoll.rpc" if api == "rpc" else "torch.distributed").__dict__[
         "shutdown" if api == "rpc" else "destroy_process_group"
     ]()
-    if late:  # stopped as soon as sh has started; MPI_Finalize takes longer
-        subprocess.Popen(["sh", "-c", f"kill -STOP {os.getpid()}; sleep 1; kill -CONT {os.getpid()}"])
     MPI.Finalize()
-    print(f"ended at {time.monotonic()}", flush=True)
-
-
-def claim() -> None:
-    from mpicoll._mpi.claim import claim
-
-    print(f"refused: {claim.take()}", flush=True)
-    print(f"claimed at {time.monotonic()}", flush=True)
 
 
 def two(rank: int, api: str) -> None:
@@ -67,8 +50,8 @@ def one(api: str, joined: Any, then: str) -> None:
     joined.set()
     if then == "stays":
         time.sleep(100)
-    elif then.startswith("finalises"):
-        end(api, late=then.endswith("late") and os.environ["RANK"] == "1")
+    elif then == "finalises":
+        end(api)
     else:
         os._exit(0)
 
@@ -78,11 +61,10 @@ def main(case: str, method: str, api: str) -> None:
         torch.multiprocessing.start_processes(two, (api,), nprocs=2, start_method=method)
         return
     context: Any = multiprocessing.get_context(method)
-    for i in range(2 if case in ("sequence", "again") else 1):
+    for i in range(2 if case == "sequence" else 1):
         joined = context.Event()
-        then = {"parent": "stays", "sequence": "ends", "again": "finalises late"}.get(case, "finalises")
-        last = case == "again" and i == 1
-        child = context.Process(target=claim if last else one, args=() if last else (api, joined, then), daemon=True)
+        then = {"parent": "stays", "sequence": "ends"}.get(case, "finalises")
+        child = context.Process(target=one, args=(api, joined, then), daemon=True)
         child.start()
         if case != "parent":
             child.join()
