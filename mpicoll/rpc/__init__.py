@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 from mpicoll.rpc import api, constants, functions, options
 from mpicoll.rpc.api import (
     BackendType,
-    _all_gather,
-    _barrier,
     _delete_all_user_and_unforked_owner_rrefs,
     _get_current_rpc_agent,
     _get_debug_info,

@@ -11,14 +11,12 @@ Which thread does what: service.py.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 import time
 import weakref
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable
 from functools import partial
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -40,7 +38,6 @@ from mpicoll.rpc.workers import RemoteError, WorkerInfo, Workers, describe, repo
 if TYPE_CHECKING:
     from mpicoll._mpi.mailbox import Mailbox  # not at run time: it starts MPI
 
-GatherKey = tuple[tuple[str, ...], int]  # of an all_gather: who takes part, and how many there were among the same before
 
 HAS_LEFT = "it called shutdown(graceful=False) or came to its end"
 NOT_INITIALIZED = "RPC has not been initialized. Call mpicoll.rpc.init_rpc first."
@@ -76,10 +73,6 @@ class Agent:
         self.users: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         # Notices to send soon, of RRefs that are being freed by garbage collection, or pickled; appending takes no lock.
         self.notices: deque[Callable[[], None]] = deque()
-        # For `api._all_gather`: how many have begun here, by the names of the workers that take part; and what other workers have
-        # sent for each, whether it has begun here or will begin.
-        self.gathers: defaultdict[tuple[str, ...], itertools.count[int]] = defaultdict(itertools.count)
-        self.gathered: dict[GatherKey, SimpleQueue[dict[str, Any]]] = {}
         self.ready: set[int] = set()  # ranks of the workers that have come to their shutdown after another has left
         self.at_shutdown = threading.Event()  # set while this worker waits in its shutdown
         self._runtime = runtime

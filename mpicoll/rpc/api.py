@@ -7,10 +7,8 @@ import contextlib
 import logging
 import math
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
@@ -22,7 +20,7 @@ from mpicoll._faults.watch import end_job_after, watch
 from mpicoll._mpi import abort, runtime
 from mpicoll.autograd import contexts
 from mpicoll.rpc import futures, rref
-from mpicoll.rpc.agent import NOT_SET, Agent, GatherKey
+from mpicoll.rpc.agent import NOT_SET, Agent
 from mpicoll.rpc.constants import DEFAULT_RPC_TIMEOUT_SEC, DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from mpicoll.rpc.drain import drain
 from mpicoll.rpc.options import MPIRpcBackendOptions, RpcBackendOptions, timeout_seconds
@@ -31,7 +29,6 @@ from mpicoll.rpc.rref import RRef
 from mpicoll.rpc.workers import WorkerInfo
 
 logger = logging.getLogger(__name__)
-NO_LIMIT_S = 1e9  # a time limit that is none: 30 years
 
 To = str | int | WorkerInfo
 
@@ -350,64 +347,6 @@ def _wait_all() -> Iterator[None]:
     finally:
         del _thread_local_var.future_list
         torch.futures.wait_all(started)
-
-
-# -- collectives made of calls: they work where MPI's collectives are busy ----------------------------------------------
-
-
-def _all_gather(obj: Any, worker_names: Iterable[str] | None = None, timeout: float = UNSET_RPC_TIMEOUT) -> dict[str, Any]:
-    """Gathers an object of every worker, by name (collective over these workers; None: all). The first one collects and answers.
-
-    ``timeout``: seconds for each step; 0: no limit; -1: the agent's for the calls, no limit for the wait. Raises RuntimeError
-    if a step takes longer, and names the workers.
-    """
-    agent = Agent.get()
-    names = tuple(sorted(set(worker_names or agent.workers.by_name)))
-    leader, me = names[0], agent.me.name
-    timeout_s = timeout_seconds(timeout)
-    key = names, next(agent.gathers[names])
-    objects = {me: obj}
-    if me != leader:
-        agent.call(agent.workers.find(leader), _add, (key, objects), timeout_s=timeout_s).wait()
-    deadline = time.monotonic() + (timeout_s or NO_LIMIT_S)
-    arrived = agent.gathered.setdefault(key, SimpleQueue())
-    try:
-        while len(objects) < len(names):
-            objects |= arrived.get(timeout=max(deadline - time.monotonic(), 0.0))
-    except Empty:
-        late = [name for name in names if name not in objects] if me == leader else [leader]
-        raise RuntimeError(f"_all_gather: nothing has come from workers {late} within {timeout_s:.2f} seconds") from None
-    finally:
-        del agent.gathered[key]
-    if me == leader:
-        _give_to_followers(agent, key, objects, agent.timeout_s if timeout_s is None else timeout_s)
-    return objects
-
-
-def _add(key: GatherKey, objects: dict[str, Any]) -> None:
-    """Runs on the leader, called by each other worker, and then on the others, called by the leader."""
-    Agent.get().gathered.setdefault(key, SimpleQueue()).put(objects)
-
-
-def _give_to_followers(agent: Agent, key: GatherKey, objects: dict[str, Any], timeout_s: float) -> None:
-    calls = [agent.call(agent.workers.find(name), _add, (key, objects), timeout_s=timeout_s) for name in key[0][1:]]
-    for call in calls:
-        with contextlib.suppress(RuntimeError):
-            call.wait()
-    errors = {call.worker.name: call.error for call in calls if call.error is not None}
-    if errors:
-        raise RuntimeError(
-            f"Followers {[*errors]} timed out in _all_gather after {timeout_s:.2f} seconds. The first "
-            f"exception is {next(iter(errors.values()))}"
-        )
-
-
-def _barrier(worker_names: Iterable[str]) -> None:
-    """Returns when these workers have called it. A failed step is logged and ends the wait, as in torch."""
-    try:
-        _all_gather(None, set(worker_names))
-    except RuntimeError:
-        logger.exception("Failed to complete barrier")
 
 
 # -- what libraries ask ------------------------------------------------------------------------------------------------

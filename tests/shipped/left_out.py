@@ -6,6 +6,8 @@ ONE_BACKEND = "mpicoll.rpc has one backend: none can be registered, and there is
 NODES = "the autograd graph has no nodes that send and receive: DistAutogradContext has no _send_functions"
 SCRIPTED = "mpicoll.rpc carries no TorchScript, which torch has retired"
 
+GATHERS = ("test_all_gather*", "test_rpc_barrier_*", "test_shutdown_errors")
+
 # By the name of the class: (reason, patterns of names of tests). docs/guides/rpc.md has a table of what differs.
 LEFT_OUT: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "DistributedTest": (
@@ -17,7 +19,10 @@ LEFT_OUT: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
         (PROFILER, ("test_disable_gil_profiling", "test_server_process_global_profiler")),
         (ONE_BACKEND, ("test_register_rpc_backend_*", "test_duplicate_name")),
         (SCRIPTED, ("test_rref_get_future", "test_wait_all_exit_early_script_function", "test_*_torchscript", "test_*_jit_call")),
-        ("replaces a function inside torch's _all_gather", ("test_shutdown_errors",)),
+        (
+            "torch's private _all_gather and _barrier over RPC: collectives are MPI's here",
+            ("test_all_gather*", "test_barrier*", "test_shutdown_errors"),
+        ),
         ("replaces torch's pickler; tensors travel beside the pickle here", ("test_use_rpc_pickler",)),
         ("expects a refusal of RRef.backward on a user, which runs on the owner here", ("test_user_rref_backward",)),
     ),
