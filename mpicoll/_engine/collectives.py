@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from mpicoll._algorithms.backend import Backend
     from mpicoll._device.collectives import DeviceCollectives
 
+F = TypeVar("F", bound=Callable[..., Any])
 REFUSALS = TypeError, ValueError  # what a collective raises before it communicates; a program may catch it and go on
 
 
@@ -55,3 +57,20 @@ def copying_back(backend: Backend, call: Call, tensors: Sequence[Tensor], memori
         if memory is not tensor:
             return backend.copying_back(call, tensors, memories)
     return call
+
+
+def refusing(method: F) -> F:
+    """Decorates a collective whose call takes its place in the order if its arguments are wrong: Note [A refusal is a call].
+
+    The collectives of a few microseconds say the same themselves.
+    """
+
+    @functools.wraps(method)
+    def wrapped(self: Collectives, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except REFUSALS as error:
+            self.refused(method.__name__, error)
+            raise
+
+    return wrapped  # type: ignore[return-value]

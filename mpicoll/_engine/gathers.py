@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from mpicoll._engine.collectives import REFUSALS, Collectives, copying_back
+from mpicoll._engine.collectives import REFUSALS, Collectives, copying_back, refusing
 from mpicoll._engine.work import Work
 from mpicoll._tensors import buffers, calls, checks
 from mpicoll._tensors.buffers import are_dense_cpu, is_dense_cpu
@@ -36,33 +36,27 @@ class Gathers(Collectives):
             self.refused("broadcast", error)
             raise
 
+    @refusing
     def all_gather(self, outputs: Sequence[Tensor], tensor: Tensor, async_op: bool = False) -> Work | None:
         """Rank i's tensor arrives in every rank's ``outputs[i]``; the ranks' tensors may differ in size (collective)."""
-        try:
-            dense = is_dense_cpu(tensor) and are_dense_cpu(outputs, self.size, tensor.dtype)
-            if dense and outputs[self.rank].nbytes == tensor.nbytes:
-                return self.run("all_gather", self.host.all_gather(outputs, tensor), list(outputs), async_op, (tensor,))
-            call, memory = self._all_gather("all_gather", outputs, tensor)
-            return self.run("all_gather", call, list(outputs), async_op, reads=[memory])
-        except REFUSALS as error:
-            self.refused("all_gather", error)
-            raise
+        dense = is_dense_cpu(tensor) and are_dense_cpu(outputs, self.size, tensor.dtype)
+        if dense and outputs[self.rank].nbytes == tensor.nbytes:
+            return self.run("all_gather", self.host.all_gather(outputs, tensor), list(outputs), async_op, (tensor,))
+        call, memory = self._all_gather("all_gather", outputs, tensor)
+        return self.run("all_gather", call, list(outputs), async_op, reads=[memory])
 
+    @refusing
     def all_gather_coalesced(
         self, output_lists: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor], async_op: bool = False
     ) -> Work | None:
         """Gathers each tensor, in one operation (collective). ``output_lists[i][r]`` receives rank r's i-th tensor."""
         operation = "all_gather_coalesced"
-        try:
-            inputs = checks.tensors(operation, "input_tensor_list", tensors)
-            checks.same_numel(operation, "output_tensor_lists", len(output_lists), "input_tensor_list", len(inputs))
-            pairs = [self._all_gather(operation, outputs, tensor) for outputs, tensor in zip(output_lists, inputs, strict=True)]
-            targets = [target for outputs in output_lists for target in outputs]
-            several = [call for call, _ in pairs]
-            return self.run(operation, calls.in_turn(several), targets, async_op, reads=[memory for _, memory in pairs])
-        except REFUSALS as error:
-            self.refused(operation, error)
-            raise
+        inputs = checks.tensors(operation, "input_tensor_list", tensors)
+        checks.same_numel(operation, "output_tensor_lists", len(output_lists), "input_tensor_list", len(inputs))
+        pairs = [self._all_gather(operation, outputs, tensor) for outputs, tensor in zip(output_lists, inputs, strict=True)]
+        targets = [target for outputs in output_lists for target in outputs]
+        several = [call for call, _ in pairs]
+        return self.run(operation, calls.in_turn(several), targets, async_op, reads=[memory for _, memory in pairs])
 
     def _all_gather(self, operation: str, outputs: Sequence[Tensor], tensor: Tensor) -> tuple[Call, Tensor]:
         """Returns the call and the memory that it reads."""
@@ -88,21 +82,18 @@ class Gathers(Collectives):
             self.refused("all_gather_single", error)
             raise
 
+    @refusing
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], async_op: bool = False
     ) -> Work | None:
         """Does ``all_gather_single`` for each pair, in one operation (collective)."""
         operation = "all_gather_single_coalesced"
-        try:
-            sources = checks.tensors(operation, "inputs", tensors)
-            targets = checks.tensors(operation, "outputs", outputs)
-            checks.same_numel(operation, "outputs", len(targets), "inputs", len(sources))
-            pairs = [self._all_gather_single(operation, target, source) for target, source in zip(targets, sources, strict=True)]
-            several = [call for call, _ in pairs]
-            return self.run(operation, calls.in_turn(several), targets, async_op, reads=[memory for _, memory in pairs])
-        except REFUSALS as error:
-            self.refused(operation, error)
-            raise
+        sources = checks.tensors(operation, "inputs", tensors)
+        targets = checks.tensors(operation, "outputs", outputs)
+        checks.same_numel(operation, "outputs", len(targets), "inputs", len(sources))
+        pairs = [self._all_gather_single(operation, target, source) for target, source in zip(targets, sources, strict=True)]
+        several = [call for call, _ in pairs]
+        return self.run(operation, calls.in_turn(several), targets, async_op, reads=[memory for _, memory in pairs])
 
     def _all_gather_single(self, operation: str, output: Tensor, tensor: Tensor) -> tuple[Call, Tensor]:
         """Returns the call and the memory that it reads."""
@@ -114,58 +105,52 @@ class Gathers(Collectives):
         backend = self.backend(operation, target, source)
         return copying_back(backend, backend.all_gather_single(target, source), [output], [target]), source
 
+    @refusing
     def gather(self, tensor: Tensor, outputs: Sequence[Tensor] | None, dst: int, async_op: bool = False) -> Work | None:
         """Rank i's tensor arrives in ``outputs[i]`` on ``dst``; sizes may differ (collective)."""
-        try:
-            dst = checks.group_rank("gather", "dst", dst, self.size)
-            if self.rank != dst:
-                if outputs is not None and checks.given(outputs):
-                    raise ValueError(f"gather: gather_list must be None on rank {self.rank}; only dst (rank {dst}) receives")
-                memory = tensor if is_dense_cpu(tensor) else buffers.readable("gather", tensor)
-                call = self.backend("gather", memory).gather(None, memory, dst)
-                return self.run("gather", call, [], async_op, reads=[memory])
-            if is_dense_cpu(tensor) and outputs is not None and self._fits(outputs, tensor, dst):
-                return self.run("gather", self.host.gather(outputs, tensor, dst), list(outputs), async_op, reads=[tensor])
-            if not checks.given(outputs):
-                raise ValueError("gather: gather_list must be given on dst, one tensor per rank")
-            memory = buffers.readable("gather", tensor)
-            targets = checks.tensors("gather", "gather_list", outputs, self.size)
-            checks.same_dtype("gather", ("tensor", tensor), *((f"gather_list[{i}]", t) for i, t in enumerate(targets)))
-            checks.same_numel("gather", "tensor", tensor.numel(), f"gather_list[{dst}]", targets[dst].numel())
-            memories = [buffers.writable("gather", target) for target in targets]
-            backend = self.backend("gather", memory, *memories)
-            call = copying_back(backend, backend.gather(memories, memory, dst), targets, memories)
-            return self.run("gather", call, targets, async_op, reads=[memory])
-        except REFUSALS as error:
-            self.refused("gather", error)
-            raise
+        dst = checks.group_rank("gather", "dst", dst, self.size)
+        if self.rank != dst:
+            if outputs is not None and checks.given(outputs):
+                raise ValueError(f"gather: gather_list must be None on rank {self.rank}; only dst (rank {dst}) receives")
+            memory = tensor if is_dense_cpu(tensor) else buffers.readable("gather", tensor)
+            call = self.backend("gather", memory).gather(None, memory, dst)
+            return self.run("gather", call, [], async_op, reads=[memory])
+        if is_dense_cpu(tensor) and outputs is not None and self._fits(outputs, tensor, dst):
+            return self.run("gather", self.host.gather(outputs, tensor, dst), list(outputs), async_op, reads=[tensor])
+        if not checks.given(outputs):
+            raise ValueError("gather: gather_list must be given on dst, one tensor per rank")
+        memory = buffers.readable("gather", tensor)
+        targets = checks.tensors("gather", "gather_list", outputs, self.size)
+        checks.same_dtype("gather", ("tensor", tensor), *((f"gather_list[{i}]", t) for i, t in enumerate(targets)))
+        checks.same_numel("gather", "tensor", tensor.numel(), f"gather_list[{dst}]", targets[dst].numel())
+        memories = [buffers.writable("gather", target) for target in targets]
+        backend = self.backend("gather", memory, *memories)
+        call = copying_back(backend, backend.gather(memories, memory, dst), targets, memories)
+        return self.run("gather", call, targets, async_op, reads=[memory])
 
+    @refusing
     def scatter(self, tensor: Tensor, inputs: Sequence[Tensor] | None, src: int, async_op: bool = False) -> Work | None:
         """``inputs[i]`` on ``src`` arrives in rank i's tensor; sizes may differ (collective)."""
-        try:
-            src = checks.group_rank("scatter", "src", src, self.size)
-            dense, sources = is_dense_cpu(tensor), None
-            if self.rank != src:
-                if inputs is not None and checks.given(inputs):
-                    raise ValueError(f"scatter: scatter_list must be None on rank {self.rank}; only src (rank {src}) sends")
-                if dense:
-                    return self.run("scatter", self.host.scatter(tensor, None, src), [tensor], async_op, ())
-            elif dense and inputs is not None and self._fits(inputs, tensor, src):
-                return self.run("scatter", self.host.scatter(tensor, inputs, src), [tensor], async_op, list(inputs))
-            memory = buffers.writable("scatter", tensor)
-            if self.rank == src:
-                if inputs is None or not checks.given(inputs):
-                    raise ValueError("scatter: scatter_list must be given on src, one tensor per rank")
-                listed = checks.tensors("scatter", "scatter_list", inputs, self.size)
-                checks.same_dtype("scatter", ("tensor", tensor), *((f"scatter_list[{i}]", t) for i, t in enumerate(listed)))
-                checks.same_numel("scatter", "tensor", tensor.numel(), f"scatter_list[{src}]", listed[src].numel())
-                sources = [buffers.readable("scatter", t) for t in listed]
-            backend = self.backend("scatter", memory, *(sources or []))
-            call = copying_back(backend, backend.scatter(memory, sources, src), [tensor], [memory])
-            return self.run("scatter", call, [tensor], async_op, reads=sources or [])
-        except REFUSALS as error:
-            self.refused("scatter", error)
-            raise
+        src = checks.group_rank("scatter", "src", src, self.size)
+        dense, sources = is_dense_cpu(tensor), None
+        if self.rank != src:
+            if inputs is not None and checks.given(inputs):
+                raise ValueError(f"scatter: scatter_list must be None on rank {self.rank}; only src (rank {src}) sends")
+            if dense:
+                return self.run("scatter", self.host.scatter(tensor, None, src), [tensor], async_op, ())
+        elif dense and inputs is not None and self._fits(inputs, tensor, src):
+            return self.run("scatter", self.host.scatter(tensor, inputs, src), [tensor], async_op, list(inputs))
+        memory = buffers.writable("scatter", tensor)
+        if self.rank == src:
+            if inputs is None or not checks.given(inputs):
+                raise ValueError("scatter: scatter_list must be given on src, one tensor per rank")
+            listed = checks.tensors("scatter", "scatter_list", inputs, self.size)
+            checks.same_dtype("scatter", ("tensor", tensor), *((f"scatter_list[{i}]", t) for i, t in enumerate(listed)))
+            checks.same_numel("scatter", "tensor", tensor.numel(), f"scatter_list[{src}]", listed[src].numel())
+            sources = [buffers.readable("scatter", t) for t in listed]
+        backend = self.backend("scatter", memory, *(sources or []))
+        call = copying_back(backend, backend.scatter(memory, sources, src), [tensor], [memory])
+        return self.run("scatter", call, [tensor], async_op, reads=sources or [])
 
     def _fits(self, tensors: Sequence[Tensor], tensor: Tensor, rank: int) -> bool:
         """True for a list of one dense CPU tensor per rank in which ``tensors[rank]`` is as large as ``tensor``."""
