@@ -23,7 +23,7 @@ __version__ = "0.1.0"
 
 # By the module that defines them.
 _NAMES = {
-    "mpicoll._api.groups": "init_process_group split_group get_reconfigure_handle reconfigure shrink shrink_group",
+    "mpicoll._api.groups": "init_process_group new_group split_group get_reconfigure_handle reconfigure shrink shrink_group",
     "mpicoll._api.p2p": "send recv isend irecv batch_isend_irecv P2POp recv_object_list",
     "mpicoll._api.gathers": "all_gather all_gather_coalesced all_gather_into_tensor all_gather_single broadcast gather scatter",
     "mpicoll._api.reductions": (

@@ -6,6 +6,7 @@ tests/project/test_types.py holds that every name of mpicoll.__all__ has a type 
 from collections.abc import Sequence
 from datetime import timedelta
 
+from mpi4py.MPI import Intracomm
 from torch import device
 from torch._C._distributed_c10d import (
     AllToAllOptions as AllToAllOptions,
@@ -172,8 +173,10 @@ def new_group(
     group_desc: str | None = None,
     device_id: device | None = None,
     sort_ranks: bool = True,
+    *,
+    comm: Intracomm | None = None,
 ) -> ProcessGroup:
-    """Makes a group of these global ranks; None: of all (collective over the default group). It is torch's function."""
+    """Makes a group of these global ranks; None: of all (collective over the default group). Or of the ranks of ``comm``."""
 
 def new_subgroups(
     group_size: int | None = None,

@@ -84,13 +84,11 @@ def init_process_group(
     register.autoload()  # torch did it at import, unless TORCH_DEVICE_BACKEND_AUTOLOAD=0
     if comm is not None and not distributed_c10d.is_initialized():
         runtime.start(comm)
-    arguments = (
-        ("init_method", init_method, None), ("timeout", timeout, None), ("world_size", world_size, -1), ("rank", rank, -1),
-        ("store", store, None), ("group_name", group_name, ""), ("pg_options", pg_options, None), ("device_id", device_id, None),
+    given = _given(
+        init_method=init_method, timeout=timeout, world_size=world_size, rank=rank, store=store, group_name=group_name,
+        pg_options=pg_options, device_id=device_id,
     )  # fmt: skip
-    given: dict[str, Any] = {name: value for name, value, default in arguments if value is not default}
     try:
-        # Only what is given is passed on: a program may have wrapped this function, with fewer parameters.
         torch.distributed.init_process_group("mpi" if backend is None else backend, **given, **more)
     except BaseException as error:
         if comm is not None and not distributed_c10d.is_initialized():
@@ -100,7 +98,67 @@ def init_process_group(
         raise
 
 
-# -- groups of a group ----------------------------------------------------------------------------------------------------
+def _given(**arguments: Any) -> dict[str, Any]:
+    """Those that are not torch's defaults: a program may have wrapped torch's function, with fewer parameters."""
+    defaults = (int, -1), (str, ""), (bool, False)
+    return {name: value for name, value in arguments.items() if value is not None and (type(value), value) not in defaults}
+
+
+# -- groups ---------------------------------------------------------------------------------------------------------------
+
+
+def new_group(
+    ranks: Sequence[int] | None = None,
+    timeout: timedelta | None = None,
+    backend: str | None = None,
+    pg_options: Any = None,
+    use_local_synchronization: bool = False,
+    group_desc: str | None = None,
+    device_id: torch.device | None = None,
+    *,
+    comm: MPI.Intracomm | None = None,
+    **more: Any,
+) -> ProcessGroup:
+    """Makes a group as torch's `new_group`, or of the ranks of ``comm`` (collective over them), which may be of several worlds.
+
+    A trainer and a solver may be started as one job, each with a default group of its own, which goes on as before. In a group
+    over ``comm``, the rank in ``comm`` is the rank in the group and, for ``src`` and ``dst``, the global rank.
+
+    Args:
+        ranks: Global ranks; None: all. Not with ``comm``.
+        timeout: Limit of this call and of each operation of the group. None: MPICOLL_TIMEOUT, or 30 minutes.
+        backend: None: that of the default group; with ``comm``, MPI.
+        pg_options: For mpi a dict, the group's own ``MPICOLL_ON_TIMEOUT``; otherwise as in torch.
+        use_local_synchronization: Only the members call. Not with ``comm``.
+        group_desc: A description of the group.
+        device_id: As in torch, for other backends. Not with ``comm``.
+        comm: An mpi4py communicator. It is duplicated and never used itself.
+        more: Arguments that only other versions of torch have; passed on. Not with ``comm``.
+
+    Returns:
+        The group; `GroupMember.NON_GROUP_MEMBER` if this rank is not in it (``comm`` is MPI.COMM_NULL).
+
+    Raises:
+        OperationTimeout: A member did not come in time; names it.
+        TypeError: ``comm`` is no communicator of mpi4py, or an intercommunicator, which ``Merge`` makes one of all ranks.
+        ValueError: There is no default group, or an argument is given that does not go with ``comm``.
+
+    Example:
+        >>> group = dist.new_group(comm=dist.get_comm())
+        >>> dist.get_process_group_ranks(group)
+        [0, 1]
+    """
+    of_comm = _given(timeout=timeout, pg_options=pg_options, group_desc=group_desc)
+    given = _given(ranks=ranks, use_local_synchronization=use_local_synchronization, device_id=device_id) | more
+    if comm is None:
+        return torch.distributed.new_group(**given, **of_comm, **_given(backend=backend))  # type: ignore[no-any-return]
+    if given or backend not in (None, "mpi", "mpicoll"):
+        excess = ", ".join(given) or f"backend {backend!r}"
+        raise ValueError(f"new_group: {excess} given with comm, whose ranks are the group, over MPI")
+    distributed_c10d._get_default_group()  # raises torch's error
+    from mpicoll._c10d import init  # it starts MPI
+
+    return init.spanning(comm, **of_comm)  # type: ignore[no-any-return]
 
 
 def split_group(

@@ -15,19 +15,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch._C._distributed_c10d import HashStore
 
 from mpicoll._base import launcher, processes
 from mpicoll._base.errors import LaunchError
 from mpicoll._base.torch_errors import OperationTimeout
-from mpicoll._c10d import ddp, dynamo, failed_calls, hooks, names, requested_ranks, store, torch_world, wrapping
+from mpicoll._c10d import ddp, dynamo, failed_calls, hooks, names, patches, requested_ranks, store, torch_world, wrapping
 from mpicoll._engine.registry import registry
 from mpicoll._faults import roll_call, watch
 from mpicoll._mpi import abort, runtime, survivors
 from mpicoll._mpi.errors import MPIException, translate
+from mpicoll._mpi.library import MPI
 from mpicoll._tensors import checks
 
 if TYPE_CHECKING:
@@ -171,6 +176,52 @@ def group_of_members(original: Callable[..., Any], arguments: dict[str, Any]) ->
     return group, prefix
 
 
+class _Spanning(NamedTuple):
+    """For `create`, in place of the program's ``pg_options``."""
+
+    comm: MPI.Intracomm
+    pg_options: Any
+
+
+_numbers = itertools.count(1)  # of groups that `spanning` has made; torch's own number must be equal on all ranks of a world
+
+
+def spanning(comm: MPI.Intracomm, timeout: timedelta | None = None, pg_options: Any = None, group_desc: str | None = None) -> Any:
+    """Makes a group of the ranks of ``comm``, which may be of several worlds (collective over them). They are its global ranks.
+
+    torch makes such a group as if it was another default group. Of its store nobody reads.
+
+    Raises:
+        OperationTimeout: A rank did not come within the timeout; names its rank in ``comm``.
+    """
+    if not isinstance(comm, MPI.Comm) or (comm and comm.Is_inter()):
+        raise TypeError(f"new_group: comm must be an intracommunicator of mpi4py, got {type(comm).__name__}")
+    if not comm:  # COMM_NULL
+        return torch_world.c10d.GroupMember.NON_GROUP_MEMBER
+    arguments = wrapping.complete({"timeout": timeout})
+    limit = timedelta(seconds=wrapping.limit(arguments))
+    name, place, options = f"comm {next(_numbers)}", (comm.Get_size(), comm.Get_rank()), _Spanning(comm, pg_options)
+    with _undone_on_failure("new_group"):
+        group, _ = torch_world.c10d._new_process_group_helper(
+            *place, [], names.OURS, HashStore(), name, options, limit, group_desc=group_desc
+        )
+        torch_world.world.pg_group_ranks[group] = {rank: rank for rank in range(comm.Get_size())}
+        torch_world.record_backend(group, "mpi", names.OURS)
+        abort.install()
+    patches.wrap(f"{patches.C10D}.get_rank", _with_spanning)
+    return group
+
+
+def _with_spanning(original: Callable[..., int]) -> Callable[..., int]:
+    @functools.wraps(original)
+    def get_rank(group: Any = None) -> int:
+        known = registry.find(torch_world.name_of(group) or "")
+        return known.rank if known is not None and known.spans else original(group)
+
+    dynamo.disable(get_rank)
+    return get_rank
+
+
 @contextlib.contextmanager
 def _undone_on_failure(operation: str) -> Iterator[None]:
     """Inside, torch can make groups of ours. If the body raises, none is left, neither its communicator nor in torch's tables.
@@ -231,11 +282,13 @@ def create(options: Any, pg_options: Any) -> Any:
         LaunchError: torch and MPI disagree about this rank's place in the group.
         ValueError: ``pg_options`` is a dict of something else than MPICOLL_ON_TIMEOUT and its value.
     """
+    comm, pg_options = pg_options if isinstance(pg_options, _Spanning) else (None, pg_options)
     own = pg_options if isinstance(pg_options, dict) else {}  # the options of another backend of this group are not ours
     if own.keys() - {"MPICOLL_ON_TIMEOUT"}:
         raise ValueError(f"new_group: pg_options of a group over mpi can set MPICOLL_ON_TIMEOUT only, got {own}")
     runtime.start()
-    return _make(options.group_id, list(options.global_ranks_in_group) or None, options.timeout.total_seconds(), options, own)
+    ranks, limit_s = list(options.global_ranks_in_group) or None, options.timeout.total_seconds()
+    return _make(options.group_id, ranks, limit_s, options, own, comm)
 
 
 def _split(parent: Communicator, ranks: Sequence[int], name: str, timeout_s: float) -> Any:
@@ -243,8 +296,10 @@ def _split(parent: Communicator, ranks: Sequence[int], name: str, timeout_s: flo
     return _make(name, [parent.global_ranks[rank] for rank in ranks], timeout_s)
 
 
-def _make(name: str, ranks: Sequence[int] | None, timeout_s: float, options: Any = None, own: Mapping[str, str] = {}) -> Any:
-    communicator = registry.create(name, ranks, timeout_s, own)
+def _make(
+    name: str, ranks: Sequence[int] | None, timeout_s: float, options: Any = None, own: Mapping[str, str] = {}, comm: Any = None
+) -> Any:
+    communicator = registry.create(name, ranks, timeout_s, own, comm)
     _alive[communicator] = None
     place = communicator.rank, communicator.size
     if options is not None and place != (options.group_rank, options.group_size):

@@ -72,6 +72,9 @@ _TABLE: dict[tuple[str, str], dict[str, str]] = {
         "that of C++ asks the group for a backend in C++",
         "torch.ops._c10d_functional.batch_p2p_ops": "the same",
     },
+    ("the first group of several worlds", "_c10d/init.py"): {
+        f"{C10D}.get_rank": "the rank in such a group; torch takes the rank in the default group for a global rank of it",
+    },
     ("while torch makes a group with use_local_synchronization=True", "_c10d/torch_world.py"): {
         f"{C10D}._hash_ranks_to_str": "counts the groups of the same ranks: Note [Names that members agree on]",
     },
@@ -123,6 +126,7 @@ TABLE = [Patch(target, home, when) for (when, home), targets in _TABLE.items() f
 _COPIES = {
     f"{C10D}.init_process_group": ("torch.distributed.init_process_group", "torch.distributed.device_mesh.init_process_group"),
     f"{C10D}.shrink_group": ("torch.distributed.shrink_group",),
+    f"{C10D}.get_rank": ("torch.distributed.get_rank", "torch.distributed.device_mesh.get_rank", "mpicoll.get_rank"),
 }
 _PLACES = {patch.target: (patch.target, *_COPIES.get(patch.target, ())) for patch in TABLE}
 

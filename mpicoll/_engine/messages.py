@@ -113,7 +113,7 @@ class Messages(Collectives):
 
     def _recv_when_come(self, memory: Tensor, src: int | None, tag: int) -> int:
         """Calls MPI's receive when the message has come; see attendance.py. Returns the sender's rank."""
-        pause = Backoff(None if src is None else self.global_ranks[src]).pause
+        pause = Backoff(None if src is None else self.channel.ranks[src]).pause
         if src is None:  # From now on a look is always due: MPI's receive, in another thread, could take the message of a look.
             self.receives = Looks(0)
         while (source := self.host.messages.receive_arrived(memory, src, tag)) is None:

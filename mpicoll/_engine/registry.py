@@ -43,6 +43,8 @@ from mpicoll._mpi.runtime import Runtime
 from mpicoll._mpi.topology import Topology
 from mpicoll._tensors import checks
 
+ELSEWHERE = 1 << 30  # no rank of a world, none with a bell: members of a group of several worlds have numbers from here on
+
 World = tuple[Topology, Agreed, Ledger | None]  # of the ranks
 
 
@@ -58,10 +60,13 @@ class Registry:
         self._world: World | None = None  # set by a group of all ranks, until the last group is closed
         self._ledger: Ledger | None = None  # of the last world
 
-    def create(self, name: str, ranks: Sequence[int] | None, timeout_s: float, own: Mapping[str, str] = {}) -> Communicator:
+    def create(
+        self, name: str, ranks: Sequence[int] | None, timeout_s: float, own: Mapping[str, str] = {}, comm: Any = None
+    ) -> Communicator:
         """Makes a group's communicator (collective over its members; the other ranks do not call it).
 
         ``ranks``: ranks of the world in the group's order, with this one; None: all. ``own``: settings before the environment's.
+        ``comm``: a communicator of mpi4py, of which all ranks are the group, of this and other worlds.
 
         Raises:
             OperationTimeout: A member did not come in time; names it. If all have come and one then stops, the job ends.
@@ -72,7 +77,7 @@ class Registry:
         made = ExitStack()  # frees what has been made
         try:
             with end_job_after("new_group", timeout_s):
-                return self._create(name, ranks, timeout_s, raises, made)
+                return self._create(name, ranks, timeout_s, raises, made, comm)
         except MPIException as raw:
             made.close()
             raise not_made(raw, f"new_group {name!r}", len(self._groups)) from raw
@@ -85,14 +90,20 @@ class Registry:
         if not self._groups:
             watchdog.ended.clear()
 
-    def _create(self, name: str, ranks: Sequence[int] | None, timeout_s: float, raises: bool, made: ExitStack) -> Communicator:
+    def _create(
+        self, name: str, ranks: Sequence[int] | None, timeout_s: float, raises: bool, made: ExitStack, comm: Any
+    ) -> Communicator:
         log.start()
         self.begin()
         runtime_ = runtime.start()
         recorder.start(runtime_.rank, runtime_.size)
-        global_ranks = tuple(range(runtime_.size) if ranks is None else ranks)
-        tag = self._tag(global_ranks)
-        if ranks is not None and runtime_.connected:
+        if spans := comm is not None:
+            runtime_ = Runtime(comm)
+            roll_call.everyone(runtime_, "new_group", timeout_s)
+            ranks = range(ELSEWHERE, ELSEWHERE + runtime_.size)
+        global_ranks = tuple(range(runtime_.size) if ranks is None or spans else ranks)
+        tag = self._tag(tuple(ranks or global_ranks))
+        if ranks is not None and not spans and runtime_.connected:
             roll_call.members(runtime_, ranks, "new_group", timeout_s, gone=self._gone)
         channel = self._channel(runtime_, ranks, tag)
         made.callback(channel.free)
@@ -113,18 +124,17 @@ class Registry:
             made.callback(staging.close)
             windows = None if staging.thresholds.large is None else staging.windows
             above = DeviceCollectives(own_channel, staging, windows, agreed.devices, topology, took, agreed.checks)
-        attending, seen = Nobody(), {runtime_.rank} if ledger is None else {*ledger.boards.ranks}
+        attending, seen = Nobody(), {*global_ranks} if spans else {runtime_.rank} if ledger is None else {*ledger.boards.ranks}
         if ledger is not None and not agreed.checks:
             key = tag << 31 | zlib.adler32(repr(global_ranks).encode()) & 0x7FFFFFFF
             attending = attendance.of_group(ledger.boards, key, global_ranks, host.rank)
         communicator = (CheckedCommunicator if agreed.checks else Communicator)(
             name=name, channel=channel, global_ranks=global_ranks, timeout_s=timeout_s, queue=queue, host=host, devices=above,
             closer=self.close, expired=recorder.expired, key=str(tag), ledger=ledger, attendance=attending,
-            unseen=tuple(rank for rank in global_ranks if rank not in seen), raises=raises,
+            unseen=tuple(rank for rank in global_ranks if rank not in seen), raises=raises, spans=spans,
         )  # fmt: skip
         if not self._groups and communicator.rank == 0:
             report.world(runtime_, topology, devices.describe(agreed.devices))
-        report.group(name, communicator.rank, topology, host.thresholds.least)
         if not self._groups:
             atexit.unregister(self._at_exit)
             atexit.register(self._at_exit)
@@ -147,9 +157,9 @@ class Registry:
     def _channel(self, runtime_: Runtime, ranks: Sequence[int] | None, tag: int) -> Channel:
         """Returns the communicators of a new group."""
         with runtime_.lock:
-            if ranks is None:
+            if ranks is None or runtime_ is not runtime.current():
                 comm = runtime_.base if runtime_.own else runtime_.comm.Dup()
-                if runtime_.base == library.MPI.COMM_WORLD:
+                if ranks is None and runtime_.base == library.MPI.COMM_WORLD:
                     exit_handshake.expect_all()
             else:
                 made = self._provided.pop(tuple(ranks), None)
@@ -162,7 +172,7 @@ class Registry:
         Taken from the world if there is one. Otherwise (another backend may have made the world) the group's ranks find them
         (then collective).
         """
-        if self._world is not None:
+        if self._world is not None and channel.runtime is runtime.current():
             topology, agreed, ledger = self._world
             return (topology if ranks is None else topology.of(ranks)), agreed, ledger
         agreed = agree(channel)

@@ -71,8 +71,8 @@ class MessageWork(Work):
         return True
 
     def other_side(self) -> int | None:
-        """The rank of the world on the other side; None: any rank."""
-        return None if self.peer is None else self.group.global_ranks[self.peer]
+        """The rank of the world on the other side, for the bell; None: any rank."""
+        return None if self.peer is None else self.group.channel.ranks[self.peer]
 
     def moves(self) -> bool:
         """Whether the message may move now: the other side waits for this rank, not for longer than a slow message takes.

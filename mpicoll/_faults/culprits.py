@@ -13,11 +13,14 @@ from mpicoll._faults.inquiries import Absent
 from mpicoll._faults.ledger import MOST_GROUPS, NOTHING, PROGRAM_ENDED, Rank
 
 MOST_NAMED = 4  # ranks that may send what a receive from any rank waits for
+SPANS = "The group has ranks of several worlds: what they have done last is not known"
 
 
 def of(operation: UnderWay) -> list[Absent]:
-    """Returns the ranks that an operation waits for."""
+    """Returns the ranks of the world that an operation waits for."""
     _, group, _, peer, _, number = operation
+    if group.spans:
+        return []
     if peer == EVERYBODY:
         return sorted([*on_node(group, number), *inquiries.absent(group, number, group.unseen)])
     return of_any(group) if peer is None else of_message(group, peer)
@@ -52,6 +55,8 @@ def of_any(group: GroupState) -> list[Absent]:
 
 def other_side(group: GroupState, peer: int | None) -> str:
     """Returns the rank that a message waits for, in words. ``peer``: its group rank; None: any rank."""
+    if group.spans:
+        return SPANS if peer is None else f"It waits for rank {peer} of the group. {SPANS}"
     if peer is not None:
         return described(of_message(group, peer), "is the other side")
     more = f". And {group.size - 1 - MOST_NAMED} more" if group.size - 1 > MOST_NAMED else ""
@@ -99,6 +104,8 @@ def described(absent: Sequence[Absent], verb: str = "has not come") -> str:
 
 def of_group(group: GroupState) -> str:
     """Returns who has not come to the collective that the group is in; empty if that is not known."""
+    if group.spans:
+        return SPANS
     operation = group.under_way()
     absent = [] if operation is None else of(operation)
     if absent or operation is None or group.ledger is None:

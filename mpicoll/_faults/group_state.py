@@ -103,6 +103,7 @@ class GroupState:
     attendance: Nobody
     raises: bool  # a blocking operation raises at its timeout, where the job would end
     unseen: tuple[int, ...]  # members whose calls are not on a board of this node; ranks of the world
+    spans: bool = False  # it has ranks of several worlds: ``global_ranks`` are its own numbers, and nobody is asked
     failure: Exception | None = field(default=None, init=False)  # what has failed first; None: nothing
     abort_hooks: dict[int, Callable[[], object]] = field(default_factory=dict, init=False)  # of the program, by their numbers
     left: int = field(default=0, init=False)  # number of the collective that an exception has left half done; 0: none

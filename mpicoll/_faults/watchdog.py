@@ -167,7 +167,7 @@ class Watchdog:
             _give_up(waiting, culprits.named(waiting), absent)
             return
         wait = waiting.operation, waiting.since
-        if not absent or group.named == wait or waited_s < group.patience_s:
+        if not (absent or group.spans) or group.named == wait or waited_s < group.patience_s:
             return
         own, missing = group.global_ranks[group.rank], {each.rank for each in absent}
         others = {} if waiting.peer == EVERYBODY else culprits.also_waiting(group, waiting.since)
@@ -227,7 +227,7 @@ class Watchdog:
         """Asks the ranks that calls wait for; of those on this node only whether their programs have ended."""
         for each in waiting:
             group, waited_s = each.group, time.monotonic() - each.since
-            if group.size == 1 or waited_s < min(ASK_AFTER_S, group.timeout_s / 4):
+            if group.size == 1 or group.spans or waited_s < min(ASK_AFTER_S, group.timeout_s / 4):
                 continue
             peers = group.global_ranks if each.rank is None else [each.rank]
             unseen = [rank for rank in group.unseen if rank in peers]
@@ -259,7 +259,7 @@ def _end_lost(groups: Sequence[GroupState]) -> None:
     if lost := _attempt(survivors.lost) or ():
         _attempt(survivors.revoke_base)
     for group in groups if lost else ():
-        gone = tuple(rank for rank in group.global_ranks if rank in lost)
+        gone = tuple(rank for rank in group.channel.ranks if rank in lost)
         if gone and not isinstance(group.broken, GroupDestroyed):
             group.fail(errors.peer_lost(group.where("the group"), gone))
             _attempt(group.channel.revoke)

@@ -105,7 +105,7 @@ def abort(reason: str, cause: str = "", culprit: tuple[int, bool] | None = None,
     from mpicoll._mpi.library import MPI
 
     world = runtime.current()
-    if world is None or world.size == 1 or not MPI.Is_initialized() or MPI.Is_finalized():
+    if world is None or not MPI.Is_initialized() or MPI.Is_finalized() or MPI.COMM_WORLD.Get_size() == 1:
         return
     last_words.why(cause or reason, culprit=culprit)
     rank = f"rank {world.rank} of {world.size} ({world.hostname})"

@@ -245,3 +245,4 @@ class Channel:
                 self.program_comm.Free()
             if self.comm != self.runtime.base:
                 self.comm.Free()
+            self.runtime.free()

@@ -77,12 +77,12 @@ class Runtime:
         self.__dict__["comm"] = comm
         if self._of_all:
             process._world_comm = comm
-        if self.given:
+        if self.given and self is current():
             self.base = process.last_base = comm
 
     def free(self) -> None:
-        """Frees ``comm`` if this is the runtime of a single rank (see `alone`)."""
-        if self._of_one and "comm" in self.__dict__:
+        """Frees ``comm``, unless it is that of the current world, or of all ranks."""
+        if "comm" in self.__dict__ and self is not current() and self.comm != world_comm():
             with self.lock:
                 self.comm.Free()
             del self.comm

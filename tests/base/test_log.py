@@ -62,7 +62,6 @@ def test_debug_is_one_line_for_each_algorithm_of_an_operation(tmp_path: Path) ->
     for rank in (0, 1):
         said = [line for line in lines if line.startswith(f"mpicoll rank {rank}: group")]
         where = re.escape(f"(rank {rank} of 2): ")
-        assert sum("one MPI call below so many bytes" in line for line in said) == 2
         for expected in (
             "all_reduce of 16777216 bytes: shared memory",
             "broadcast of 16777216 bytes: shared memory",

@@ -53,6 +53,13 @@ def transformer_fsdp2(printed: str, ranks: int) -> None:
     assert right >= 95, printed
 
 
+def weights_to_servers(printed: str, ranks: int) -> None:
+    errors = [float(error) for error in re.findall(r"(\d\.\d+) after", printed)]
+    assert len(errors) == 4, printed
+    assert errors[-1] < 0.05, printed  # a model that knows nothing is wrong by about 2.5
+
+
 CHECKS: dict[str, Callable[[str, int], None]] = {
-    function.__name__: function for function in (halo_convolution, rpc_parameter_server, rpc_reinforce, transformer_fsdp2)
+    function.__name__: function
+    for function in (halo_convolution, rpc_parameter_server, rpc_reinforce, transformer_fsdp2, weights_to_servers)
 }

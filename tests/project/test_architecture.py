@@ -25,7 +25,7 @@ LAYERS = (
     ("_tensors", "_mpi", "_launch", "autograd", "errors"),
     ("__init__", "_base"),
 )
-LINES = 34634  # of the package's .py files. A commit that removes lines lowers it, and none raises it: what comes in pays
+LINES = 34633
 LAYER = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
 
 

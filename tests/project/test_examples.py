@@ -38,6 +38,7 @@ SCRIPTS = "tests/project/scripts"
 REFUSALS = [
     ("ping_pong.py", 1, "at least 2 ranks"),
     ("insitu_mpi4py.py", 1, "at least 2 ranks"),
+    ("weights_to_servers.py", 1, "at least 2 ranks"),
     ("dlrm_all_to_all.py", 6, "6 ranks are too many for 5 tables"),
     pytest.param("digits_torch_ddp.py", 7, "7 ranks do not divide a batch of 120", marks=pytest.mark.slow),
     pytest.param("resnet_pipeline.py", 7, "too few for 7 ranks", marks=pytest.mark.slow),
@@ -51,7 +52,7 @@ NOT_OURS = re.compile(r"^\[\d{4}-\d\d-\d\d [\d:,]+\] \[WARNING\] \[real_accelera
 # One rank prints, or ranks that wait for each other: the lines come in the order of the page.
 IN_ORDER = {
     "dlrm_all_to_all", "hf_tensor_parallel", "hf_trainer", "insitu_mpi4py", "lightning_mpi", "profile_step", "six_collectives",
-    "tensor_parallel", "transformer_fsdp2", "uneven_gather",
+    "tensor_parallel", "transformer_fsdp2", "uneven_gather", "weights_to_servers",
 }  # fmt: skip
 # Blocks of docs/examples with other options than those on the first line of an example.
 FURTHER = {
