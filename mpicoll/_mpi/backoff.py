@@ -35,7 +35,9 @@ class Backoff:
 
     The stages depend on time and not on the number of checks. A message in shared memory moves only while both sides call MPI.
     So a thread does not sleep while the other side waits for it, too (`moves`). Where that is not known, each nap ends with a
-    call of MPI, and after one that has moved bytes the thread does not sleep for `MOVING_S`, and begins with short naps again.
+    call of MPI. After one that takes so long that bytes may have moved, the thread does not sleep for `MOVING_S`, and the next
+    nap is short. After two such calls in a row all naps begin with short ones again; one may be slow since its code was not in
+    the caches.
     During a nap the peer fills or empties up to 2 MiB (_base/open_mpi_settings.py), whose copy takes longer than `MOVED_S`. A
     message of 64 MiB between 2 ranks on 2 cores took 100 ms when the sender slept, and takes 14 ms.
 
@@ -71,10 +73,11 @@ class Backoff:
         self._spin_s, self._yield_s, self._moves = spin_s, yield_s, moves
         self._since, self._moving_until = time.monotonic(), 0.0
         self._rings: int | None = None  # of the bell, while this thread is about to sleep
+        self._moved = False  # it seems that the call after the last nap has moved bytes
 
     def reset(self) -> None:
         """Returns to the first stage. Called when something has arrived."""
-        self._since, self._rings = time.monotonic(), None
+        self._since, self._rings, self._moved = time.monotonic(), None, False
 
     def pause(self, moving: bool = False) -> None:
         """Returns at once, yields the core or sleeps, depending on the current stage.
@@ -97,11 +100,14 @@ class Backoff:
             return  # the caller looks once more
         woken = (self._serves or self._rank is not None) and own_bell.everyone
         naps = self.WOKEN_NAPS._replace(longest_s=max(self.WOKEN_NAPS.longest_s, self._naps.longest_s)) if woken else self._naps
-        nap_s = naps.after(waited_s)
+        nap_s = naps.after(self._yield_s if self._moved else waited_s)
         if own_bell.sleep(self._rings, nap_s):
             self._since, self._rings = time.monotonic() - self._spin_s, None  # a rank may ring before it calls MPI
             return
         self._rings = own_bell.listen(self._rank)
-        if nap_s <= self.MOVES_WITHIN_S and runtime.move() > self.MOVED_S + self.MOVED_AFTER_NAP * nap_s:
-            now = time.monotonic()
-            self._since, self._moving_until, self._rings = now - self._yield_s, now + self.MOVING_S, None
+        if nap_s > self.MOVES_WITHIN_S or runtime.move() <= self.MOVED_S + self.MOVED_AFTER_NAP * nap_s:
+            self._moved = False
+            return
+        now = time.monotonic()
+        self._since, self._moved = now - self._yield_s if self._moved else self._since, True
+        self._moving_until, self._rings = now + self.MOVING_S, None
