@@ -177,7 +177,7 @@ def split_group(
         parent_pg: The group to split; None means the default group.
         split_ranks: One list of ranks within the parent for each part. Lists may not overlap.
         timeout: Of the new group; None: MPICOLL_TIMEOUT, or torch's default of 30 minutes.
-        pg_options: As in torch; for groups of other backends.
+        pg_options: For mpi a dict, the new group's own ``MPICOLL_ON_TIMEOUT``; otherwise as in torch.
         group_desc: A description of the new group.
         backend: As in torch; if given, torch splits the group.
 
@@ -212,9 +212,8 @@ def split_group(
     ranks = [parent.global_ranks[rank] for rank in sorted(mine)]
     # torch < 2.13 has no sort_ranks: it always sorts, so that a parent whose global ranks are not in order cannot exist there.
     order: dict[str, Any] = {} if ranks == sorted(ranks) else {"sort_ranks": False}
-    made = torch.distributed.new_group(ranks, timeout=timeout, use_local_synchronization=True, group_desc=group_desc, **order)
-    assert isinstance(made, ProcessGroup)
-    return made
+    given = _given(timeout=timeout, pg_options=pg_options, group_desc=group_desc)
+    return torch.distributed.new_group(ranks, use_local_synchronization=True, **given, **order)  # type: ignore[no-any-return]
 
 
 def get_reconfigure_handle() -> str:

@@ -20,7 +20,7 @@ from mpicoll._base.log import Algorithms
 from mpicoll._base.torch_errors import GroupDestroyed, GroupFailed
 from mpicoll._base.waits import EXIT_S
 from mpicoll._device import consensus as devices
-from mpicoll._engine import node, report
+from mpicoll._engine import node
 from mpicoll._engine.checked import CheckedCommunicator
 from mpicoll._engine.communicator import Communicator
 from mpicoll._engine.consensus import Agreed, agree
@@ -40,7 +40,7 @@ from mpicoll._mpi import abort, bell, boards, library, runtime
 from mpicoll._mpi.channel import Channel
 from mpicoll._mpi.errors import MPIException, not_made
 from mpicoll._mpi.runtime import Runtime
-from mpicoll._mpi.topology import Topology
+from mpicoll._mpi.topology import Topology, report
 from mpicoll._tensors import checks
 
 ELSEWHERE = 1 << 30  # no rank of a world, none with a bell: members of a group of several worlds have numbers from here on
@@ -134,7 +134,7 @@ class Registry:
             unseen=tuple(rank for rank in global_ranks if rank not in seen), raises=raises, spans=spans,
         )  # fmt: skip
         if not self._groups and communicator.rank == 0:
-            report.world(runtime_, topology, devices.describe(agreed.devices))
+            report(runtime_, topology, devices.describe(agreed.devices))
         if not self._groups:
             atexit.unregister(self._at_exit)
             atexit.register(self._at_exit)

@@ -6,12 +6,15 @@ import socket
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from mpicoll._base import cpus
+from mpicoll._base import cpus, launcher
+from mpicoll._base.log import logger
 from mpicoll._mpi import survivors
 from mpicoll._mpi.library import MPI
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
+
+    from mpicoll._mpi.runtime import Runtime
 
 
 class Facts(NamedTuple):
@@ -111,3 +114,17 @@ def _numbered(nodes: Iterable[Hashable]) -> tuple[int, ...]:
     """Names each rank's node by the number of the node's first rank."""
     firsts: dict[Hashable, int] = {}
     return tuple(firsts.setdefault(node, rank) for rank, node in enumerate(nodes))
+
+
+def report(runtime: Runtime, topology: Topology, devices: str) -> None:
+    """Logs one line (INFO) about a new world: where it runs. ``devices`` says how device memory travels."""
+    launch = launcher.detect()
+    level = "MULTIPLE" if runtime.thread_level == MPI.THREAD_MULTIPLE else "SERIALIZED"
+    vendor, version = MPI.get_vendor()
+    ranks, nodes = len(topology.nodes), len(set(topology.nodes))
+    logger.info(
+        "%s %s, MPI_THREAD_%s; started by %s; %d rank%s on %d node%s%s; %s",
+        vendor, ".".join(map(str, version)), level, "no launcher" if launch is None else launch.launcher,
+        ranks, "s" * (ranks > 1), nodes, "s" * (nodes > 1), ", more ranks than cores" if topology.crowded else "",
+        devices,
+    )  # fmt: skip

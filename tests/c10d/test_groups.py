@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+import mpicoll
 from mpicoll._api import groups
 from mpicoll._base.errors import LaunchError
 from mpicoll._base.launcher import started_by_mpi
@@ -241,3 +242,16 @@ def test_the_settings_of_one_group(no_world: None, rank: int, size: int) -> None
     values = torch.full((3,), rank + 1.0)
     dist.all_reduce(values, group=own)
     assert values.tolist() == [size * (size + 1) / 2] * 3
+
+
+def test_a_split_group_takes_the_options_of_a_group(size: int) -> None:
+    """split_group did not pass them on."""
+    for value in ("raise", "end"):
+        part = mpicoll.split_group(split_ranks=[list(range(size))], pg_options={"MPICOLL_ON_TIMEOUT": value})
+        assert part is not None
+        communicator = registry.find(part.group_name)
+        assert communicator is not None
+        agree(communicator.raises == (value == "raise"))
+    with pytest.raises(ValueError, match="pg_options of a group over mpi can set MPICOLL_ON_TIMEOUT only"):
+        mpicoll.split_group(split_ranks=[list(range(size))], pg_options={"MPICOLL_CHECK": "1"})
+    everyone(None)
