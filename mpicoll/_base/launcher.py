@@ -5,6 +5,7 @@ prints or raises. MPI decides about ranks, and the environment is compared with 
 
     launcher   started by                                   rank, size, local rank and local size come from
     openmpi    mpirun of Open MPI, prterun as ompi          OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
+    jsm        jsrun of LSF (IBM)                           JSM_NAMESPACE_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
     mvapich    mpirun_rsh of MVAPICH2                       MV2_COMM_WORLD_RANK, ...
     pals       PALS (Cray, HPE)                             PALS_RANKID or PMI_RANK, PMI_SIZE, PALS_LOCAL_RANKID, ...
     flux       flux run                                     FLUX_TASK_RANK, FLUX_JOB_SIZE, FLUX_TASK_LOCAL_ID
@@ -62,7 +63,7 @@ JOB_VARIABLES = (
     "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE", "PALS_NODEID", "PALS_APID", "PALS_FD", "PALS_APINFO", "PALS_STARTUP_*",
     "PALS_SPOOL_DIR", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_*", "SLURM_STEPID",
     "SLURM_TASK_PID", "SLURM_GTIDS", "SLURM_SRUN_*", "SLURM_LAUNCH_NODE_IPADDR", "SLURM_PMIX*", "SLURM_PMI_*",
-    "SLURM_CPU_BIND*", "SLURM_DISTRIBUTION", "FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_SIZE",
+    "SLURM_CPU_BIND*", "SLURM_DISTRIBUTION", "FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_SIZE", "JSM_NAMESPACE_*",
 )  # fmt: skip
 
 
@@ -175,8 +176,7 @@ def _pals(environ: Mapping[str, str]) -> Words:
     get = environ.get
     if "PALS_RANKID" not in environ and "PALS_LOCAL_RANKID" not in environ:
         return NOTHING
-    rank, size = get("PALS_RANKID", get("PMI_RANK")), get("PMI_SIZE", get("PALS_SIZE"))
-    return rank, size, get("PALS_LOCAL_RANKID"), get("PALS_LOCAL_SIZE")
+    return get("PALS_RANKID", get("PMI_RANK")), get("PMI_SIZE"), get("PALS_LOCAL_RANKID"), get("PALS_LOCAL_SIZE")
 
 
 def _flux(environ: Mapping[str, str]) -> Words:
@@ -207,7 +207,8 @@ def _slurm(environ: Mapping[str, str]) -> Words:
 
 
 _READERS: tuple[tuple[str, Callable[[Mapping[str, str]], Words]], ...] = (
-    ("openmpi", partial(_family, "OMPI_COMM_WORLD_")),
+    ("openmpi", partial(_family, "OMPI_COMM_WORLD_")),  # jsrun sets these, too, for IBM's Spectrum MPI
+    ("jsm", partial(_family, "JSM_NAMESPACE_")),
     ("mvapich", partial(_family, "MV2_COMM_WORLD_")),
     ("mvapich", partial(_family, "MVP_COMM_WORLD_")),
     ("pals", _pals),
@@ -244,9 +245,7 @@ def _node_rank(launch: Launch, environ: Mapping[str, str]) -> int | None:
     """The number of this node; None: unknown. (Under mpirun, SLURM_NODEID counts the nodes of the step of mpirun's daemons.)"""
     if launch.local_size == launch.size:
         return 0
-    if launch.launcher == "pals":
-        return _integer(environ.get("PALS_NODEID"))
-    return _integer(environ.get("SLURM_NODEID")) if launch.launcher == "slurm" else None
+    return _integer(environ.get({"pals": "PALS_NODEID", "slurm": "SLURM_NODEID"}.get(launch.launcher, "")))
 
 
 def _nodelist(launch: Launch, environ: Mapping[str, str]) -> str:

@@ -30,7 +30,7 @@ ALWAYS = {
     # next ones when its poller looks again: 4 MiB took 32 ms (2 ranks on 2 cores), and take 3 ms.
     "OMPI_MCA_pml_ob1_send_pipeline_depth": "64",
 }
-LAUNCHERS = ("openmpi", "pals", "flux", "slurm", "pmix")  # which may start ranks of Open MPI
+LAUNCHERS = ("openmpi", "jsm", "pals", "flux", "slurm", "pmix")  # which may start ranks of Open MPI
 
 NAME = "mca-params.conf"
 FILES = ((".openmpi", "OMPI_MCA_"), (".prte", "PRTE_MCA_"), (".pmix", "PMIX_MCA_"))  # folder, prefix of the variables

@@ -32,7 +32,7 @@ from mpicoll._launch.plan import plan
 # How a launcher that `detect` tells from others is called
 OUTER_COMMANDS = {
     "openmpi": "mpirun", "mvapich": "mpirun_rsh", "pals": "mpiexec", "flux": "flux run", "hydra": "mpiexec",
-    "slurm": "srun -K --mpi=...", "pmix": "prun",
+    "slurm": "srun -K --mpi=...", "pmix": "prun", "jsm": "jsrun",
 }  # fmt: skip
 
 

@@ -40,7 +40,7 @@ from mpicoll._base.launcher import detect
 IDENTITY = (
     "OMPI_COMM_WORLD_RANK", "PMIX_NAMESPACE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "PMI_FD", "PMI_PORT", "PMI_ID", "PMI_JOBID",
     "MV2_COMM_WORLD_RANK", "MVP_COMM_WORLD_RANK", "PALS_APID", "PALS_RANKID", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID",
-    "FLUX_JOB_ID", "FLUX_TASK_RANK",
+    "FLUX_JOB_ID", "FLUX_TASK_RANK", "JSM_NAMESPACE_RANK",
 )  # fmt: skip
 
 PREFIX = "mpicoll-rank-"  # of the file name; then rank, user, boot, namespace of process ids, the root's id and start time

@@ -51,6 +51,8 @@ FLUX = {
     "FLUX_JOB_ID": "f2kXQ", "FLUX_URI": "local:///run/flux/local", "FLUX_JOB_SIZE": "8", "FLUX_JOB_NNODES": "2",
     "FLUX_TASK_RANK": "5", "FLUX_TASK_LOCAL_ID": "1", "PMI_FD": "7", "PMI_RANK": "5", "PMI_SIZE": "8",
 }  # fmt: skip
+JSM = {f"JSM_NAMESPACE_{name}": n for name, n in (("RANK", "5"), ("SIZE", "8"), ("LOCAL_RANK", "1"), ("LOCAL_SIZE", "4"))}
+FUJITSU = {"PMIX_RANK": "5", "OMPI_MCA_orte_ess_vpid": "5", "PLE_RANK_ON_NODE": "1"}
 MVAPICH = {f"MV2_COMM_WORLD_{name}": n for name, n in (("RANK", "1"), ("SIZE", "4"), ("LOCAL_RANK", "1"), ("LOCAL_SIZE", "2"))}
 
 
@@ -67,6 +69,11 @@ MVAPICH = {f"MV2_COMM_WORLD_{name}": n for name, n in (("RANK", "1"), ("SIZE", "
         ({**FLUX, "FLUX_JOB_NNODES": "1"}, Launch("flux", 5, 8, 1, 8)),
         ({**FLUX, **HYDRA}, Launch("hydra", 1, 2, 1, 2)),  # mpiexec in a task of flux
         ({"FLUX_URI": FLUX["FLUX_URI"], "FLUX_ENCLOSING_ID": "f2kXQ"}, None),  # the script of `flux batch`
+        ({name: n for name, n in PALS.items() if name != "PMI_SIZE"}, None),  # how many ranks there are is MPI's to say
+        (JSM, Launch("jsm", 5, 8, 1, 4)),
+        ({**JSM, **OPENMPI}, Launch("openmpi", 5, 8, 1, 4)),  # jsrun with Spectrum MPI sets both
+        ({**JSM, "PMIX_RANK": "5", "PMIX_NAMESPACE": "2"}, Launch("jsm", 5, 8, 1, 4)),
+        (FUJITSU, None),  # nothing that is known to name the size
         (MVAPICH, Launch("mvapich", 1, 4, 1, 2)),
         ({"PMIX_RANK": "1", "PMIX_SIZE": "3"}, Launch("pmix", 1, 3, None, None)),
         # srun --mpi=pmix: PMIx names the rank, Slurm the size
@@ -112,6 +119,9 @@ def test_torch_variables_are_provided_once_and_for_ranks_only() -> None:
         (SRUN, "1"),
         ({**SRUN, "PMI_RANK": "6", "PMI_SIZE": "7"}, "1"),  # srun --mpi=pmi2
         ({**PALS, "PALS_NODEID": "1"}, "1"),
+        (PALS, None),
+        (FLUX, None),
+        (JSM, None),
         (OPENMPI, None),
         ({**SRUN, **OPENMPI}, None),  # SLURM_NODEID counts the hosts of the daemons, without the one of mpirun
     ],
@@ -208,7 +218,7 @@ def test_a_child_of_a_rank_gets_its_own_values_not_its_parents() -> None:
     assert (child["RANK"], child["WORLD_SIZE"], child["MASTER_ADDR"]) == ("1", "2", "mine")
 
 
-@pytest.mark.parametrize("launcher", [OPENMPI, HYDRA, SRUN, PALS, FLUX, MVAPICH])
+@pytest.mark.parametrize("launcher", [OPENMPI, HYDRA, SRUN, PALS, FLUX, JSM, MVAPICH])
 def test_a_new_job_can_be_started_from_inside_a_rank(launcher: dict[str, str]) -> None:  # trap 57
     environ = {**launcher, "PATH": "/bin", OWNER: "17"}
     provide_torch_variables(environ)
