@@ -1,6 +1,7 @@
 """`mpicoll run` and `mpicoll doctor` on hosts of network namespaces, which are reached by ssh (tests/support/hosts.py)."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cluster import where
-from tests.support import LAUNCH_ENVIRONMENT, hosts, is_open_mpi, mpiexec, run
+from tests.support import LAUNCH_ENVIRONMENT, ROOT, hosts, is_open_mpi, mpiexec, run
 
 REASON = hosts.missing()
 pytestmark = [
@@ -64,6 +65,20 @@ def test_crowded_hosts_all_get_ranks(machines: hosts.Hosts) -> None:
     """(With more ranks than cores or slots, Open MPI 5 started all of them on the first host.)"""
     done = machines.launch("--quiet", "--host", "mpihost1:2,mpihost2:2", where.SCRIPT, timeout_s=60)
     assert where.check(done, "mpihost1") == ["mpihost1"] * 2 + ["mpihost2"] * 2
+
+
+@pytest.mark.parametrize("script", ["train.pbs", "train.lsf"])
+def test_the_scripts_of_other_schedulers(script: str, machines: hosts.Hosts, tmp_path: Path) -> None:
+    """examples/clusters, with what PBS and LSF tell a job, which nobody has submitted: here is neither."""
+    shutil.copy(where.SCRIPT, tmp_path / "train.py")
+    file = hostfile(tmp_path, "mpihost2", "mpihost2", "mpihost3", "mpihost3", "")  # a line for each rank
+    scheduler = {
+        "train.pbs": {"PBS_JOBID": "7.server", "PBS_NODEFILE": file, "PBS_O_WORKDIR": str(tmp_path)},
+        "train.lsf": {"LSB_JOBID": "7", "LSB_DJOB_HOSTFILE": file, "LSB_MCPU_HOSTS": "mpihost2 2 mpihost3 2"},
+    }[script]
+    environ = {**machines.environment(), **scheduler, "PATH": f"{Path(sys.executable).parent}:{hosts.PATH}"}
+    done = run([*machines.enter(1, tmp_path), "bash", str(ROOT / "examples" / "clusters" / script)], timeout_s=60, env=environ)
+    assert where.check(done, "mpihost2") == ["mpihost2"] * 2 + ["mpihost3"] * 2
 
 
 def test_the_doctor_tries_all_hosts(machines: hosts.Hosts, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -99,16 +100,28 @@ def test_mpicoll_run_is_the_only_task(nodes: slurm.Slurm, tmp_path: Path) -> Non
     assert [said["host"] for said in where.ranks(done)] == ["mpihost1"] * 2
 
 
-# --- a job that saves before its time limit ---
+# --- scripts of the pages, which name 64 nodes, and a job that saves before its time limit ---
 
 
-def submitted(nodes: slurm.Slurm, folder: Path, *words: str) -> tuple[str, Callable[[], str]]:
+def submitted(nodes: slurm.Slurm, folder: Path, *words: str, **environ: str) -> tuple[str, Callable[[], str]]:
     """The number of a job on two nodes, and what tells what it has printed."""
     options = ("--parsable", "--ntasks-per-node=1", "--time=10", "--output=output")
-    done = nodes.run("sbatch", *options, *words, cwd=folder)
+    done = nodes.run("sbatch", *options, *words, cwd=folder, **environ)
     assert done.returncode == 0, done.stderr
     output = folder / "output"
     return done.stdout.strip(), lambda: output.read_text() if output.exists() else ""
+
+
+def test_the_script_with_srun(nodes: slurm.Slurm, tmp_path: Path) -> None:
+    """examples/clusters/train.sbatch: options of the command line make it small, and its lines stay as they are."""
+    shutil.copy(ROOT / "examples" / "clusters" / "train.sbatch", tmp_path)
+    shutil.copy(where.SCRIPT, tmp_path / "train.py")
+    small = ("--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=2")
+    _, said = submitted(nodes, tmp_path, *small, "train.sbatch", MPI_TYPE=nodes.pmi, OMP_PROC_BIND="close")
+    slurm.wait_for(lambda: not nodes.queue(), "the job goes on", said)
+    done = subprocess.CompletedProcess("train.sbatch", 0, said(), said())
+    assert where.check(done, "mpihost1") == ["mpihost1"] * 2 + ["mpihost2"] * 2
+    assert [rank["threads"] for rank in where.ranks(done)] == [2] * 4
 
 
 def test_the_example_goes_on_after_the_time_limit(nodes: slurm.Slurm, tmp_path: Path) -> None:
