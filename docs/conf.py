@@ -10,6 +10,7 @@ import logging
 import os
 import pkgutil
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # a build starts nothing
 
 import jieba
 import torch.distributed
+from bs4 import BeautifulSoup
 from docutils import nodes
 from sphinx.addnodes import download_reference, pending_xref
 from sphinx.application import Sphinx
@@ -137,7 +139,7 @@ def _take_text_of_the_root(app: Sphinx, docname: str, source: list[str]) -> None
 SIDEBAR = {
     "Start": "start/install start/quickstart start/concepts",
     "Tutorials": "tutorials/messages tutorials/collectives tutorials/data-parallel tutorials/*",
-    "Guides": "guides/launching guides/clusters guides/choices guides/after-gloo guides/migration guides/* "
+    "Guides": "guides/launching guides/clusters guides/supercomputers guides/choices guides/after-gloo guides/migration guides/* "
     "troubleshooting sharp-bits performance sites security",
     "Reference": "reference/api/index reference/* glossary",
     "Examples": "examples",
@@ -166,13 +168,57 @@ def _add_contents(app: Sphinx, docname: str, source: list[str]) -> None:
         source[0] += TOCTREE.format(caption=caption, pages="\n".join(f"/{page}" for page in pages.split()))
 
 
+# What stands around a Chinese page: the words of the theme, and the captions of the sidebar
+CHINESE = {
+    "Search": "搜索",
+    "On this page": "本页内容",
+    "Next": "下一页",
+    "Previous": "上一页",
+    "Home": "首页",
+    "Back to top": "回到顶部",
+    "Skip to content": "跳到正文",
+    "Start": "入门",
+    "Tutorials": "教程",
+    "Guides": "指南（英文）",
+    "Reference": "参考（英文）",
+    "Examples": "示例（英文）",
+    "Project": "项目（英文）",
+}
+ORIGINAL = re.compile(r"^\[English\]\(\.\./(.*?)\.md\)", re.MULTILINE)
+TRANSLATED = {page for chinese in Path(__file__).parent.glob("zh/*.md") for page in ORIGINAL.findall(chinese.read_text("utf-8"))}
+
+
+def _say_it_in_chinese(app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: nodes.document) -> None:
+    """Gives a Chinese page a Chinese search box, and a sidebar of the Chinese pages, then of those without a translation."""
+    if not pagename.startswith("zh/"):
+        return
+    context["language"] = "zh-CN"
+    context["gettext"] = lambda text: CHINESE.get(text, text)
+    tree = BeautifulSoup(context["furo_navigation_tree"], "html.parser")
+    for link in tree.find_all("a"):
+        page = os.path.normpath(os.path.join(os.path.dirname(pagename), link["href"])).removesuffix(".html")
+        if page in TRANSLATED:
+            link.find_parent("li").decompose()
+    for caption in tree.find_all("p", class_="caption"):
+        pages = caption.find_next_sibling("ul")
+        if caption.text == "中文":
+            tree.insert(0, pages.extract())
+            tree.insert(0, caption.extract())
+        elif pages.find("li") is None:
+            pages.decompose()
+            caption.decompose()
+        else:
+            caption.span.string = CHINESE[caption.text]
+    context["furo_navigation_tree"] = str(tree)
+
+
 class Words(SearchChinese):
     """Finds English words, and by jieba those of the Chinese pages, whose dictionary lacks our word for to hang."""
 
     language_name = "English"  # of the stemmer in the browser; Sphinx 9.0 would ask for a Chinese one, which does not exist
 
 
-SOURCES = re.compile(r"^Source: (.*)$", re.MULTILINE)
+SOURCES = re.compile(r"^Source: (\[examples/.*)$", re.MULTILINE)
 PROGRAM = """
 <details{open}><summary><code>{path}</code></summary>
 
@@ -182,20 +228,37 @@ PROGRAM = """
 
 </details>
 """
-LANGUAGES = {".py": "python", ".sbatch": "bash"}
 SHORT = 50  # lines of a program that is shown unfolded
 
 
 def _show_programs(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Shows the programs to which a line "Source: ..." links, instead of the links. GitHub shows the line as it is."""
+    """Shows the programs to which a line "Source: [examples/..." links, instead of the links. GitHub shows the line as it is."""
 
     def program(path: str) -> str:
         with open(os.path.join(app.srcdir, "..", path), encoding="utf-8") as file:
             unfolded = " open" if len(file.readlines()) <= SHORT else ""
-        return PROGRAM.format(open=unfolded, path=path, language=LANGUAGES[os.path.splitext(path)[1]])
+        return PROGRAM.format(open=unfolded, path=path, language="python" if path.endswith(".py") else "bash")
 
-    if docname.startswith("examples/"):
-        source[0] = SOURCES.sub(lambda line: "".join(map(program, re.findall(r"\[([^]]+)\]", line[1]))), source[0])
+    source[0] = SOURCES.sub(lambda line: "".join(map(program, re.findall(r"\[([^]]+)\]", line[1]))), source[0])
+
+
+# In a Chinese page: a program or a command with its output, in the words of its first line, which the English page has
+SHARED = re.compile(r"^(?:程序|命令和输出)：\[`(.+)`\]\(\.\./(.+)\.md#.*\)$", re.MULTILINE)
+
+
+def _share_programs(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Shows in a Chinese page the long blocks of the English one, instead of the links to them that GitHub shows."""
+
+    def block(line: re.Match[str]) -> str:
+        page = Path(app.srcdir, f"{line[2]}.md")
+        app.env.note_dependency(str(page))
+        wanted = re.compile(rf"^```\w+\n[#$] {re.escape(line[1])}\n.*?^```$", re.MULTILINE | re.DOTALL)
+        found = wanted.search(page.read_text("utf-8"))
+        assert found is not None, f"{docname}: {page} has no block {line[1]}"
+        return found[0]
+
+    if docname.startswith("zh/"):
+        source[0] = SHARED.sub(block, source[0])
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -206,4 +269,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("source-read", _take_text_of_the_root)
     app.connect("source-read", _add_contents)
     app.connect("source-read", _show_programs)
+    app.connect("source-read", _share_programs)
+    app.connect("html-page-context", _say_it_in_chinese, priority=900)  # after the theme has made the sidebar
     return {"parallel_read_safe": True, "parallel_write_safe": True}
