@@ -242,23 +242,22 @@ def _show_programs(app: Sphinx, docname: str, source: list[str]) -> None:
     source[0] = SOURCES.sub(lambda line: "".join(map(program, re.findall(r"\[([^]]+)\]", line[1]))), source[0])
 
 
-# In a Chinese page: a program or a command with its output, in the words of its first line, which the English page has
-SHARED = re.compile(r"^(?:程序|命令和输出)：\[`(.+)`\]\(\.\./(.+)\.md#.*\)$", re.MULTILINE)
+# A program or a command with its output, in the words of its first line, which another page has
+SHARED = re.compile(r"^(?:程序：|命令和输出：|Program: |Output: )\[`(.+)`\]\((.+\.md)(?:#.*)?\)$", re.MULTILINE)
 
 
 def _share_programs(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Shows in a Chinese page the long blocks of the English one, instead of the links to them that GitHub shows."""
+    """Shows blocks of another page, instead of the links to them that GitHub shows."""
 
     def block(line: re.Match[str]) -> str:
-        page = Path(app.srcdir, f"{line[2]}.md")
+        page = Path(app.srcdir, docname).parent / line[2]
         app.env.note_dependency(str(page))
         wanted = re.compile(rf"^```\w+\n[#$] {re.escape(line[1])}\n.*?^```$", re.MULTILINE | re.DOTALL)
         found = wanted.search(page.read_text("utf-8"))
         assert found is not None, f"{docname}: {page} has no block {line[1]}"
         return found[0]
 
-    if docname.startswith("zh/"):
-        source[0] = SHARED.sub(block, source[0])
+    source[0] = SHARED.sub(block, source[0])
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

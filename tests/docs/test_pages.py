@@ -69,7 +69,7 @@ def test_pages_show_commands() -> None:
     """In another notation none would be found, and all would pass."""
     pages = {console[0].page.stem for console in HERE}
     tutorials = {page.stem for page in (DOCS / "tutorials").glob("*.md")}
-    assert {"README", "index", "quickstart", "messages", *tutorials} <= pages
+    assert {"README", "quickstart", "messages", *tutorials} <= pages
     assert {"quickstart", "concepts"} <= {page.stem for page in SESSIONS}
     assert len(TOGETHER) > 10
     assert {(job.page.stem, script(job)) for console in ALONE for job in console} >= set(APART)
