@@ -240,7 +240,9 @@ class Window:
             self._bell.come()
 
     def check_barrier(self, turn: int) -> None:
-        """Raises DifferentCalls if another rank has laid down data in this turn."""
+        """[2] Raises DifferentCalls if another rank has laid down data in this turn. `missing` must have returned None."""
+        if self._fence is not None:
+            self._fence()
         words, place = self._words, 3 + (turn & 3)
         for index in self._laid:
             if words[index + place] != turn + 1:
@@ -279,19 +281,16 @@ class Window:
         pause = self.pause(index // (LINE // 8) % self.size)
         while words[index] < value:
             if words[index + LEFT]:
-                if self._fence is not None:
-                    self._fence()
-                if words[index] < value:  # it may have come to this turn, and have raised in a later one
-                    self._leave()
+                self.left(value - 1, (index,))
             pause()
 
-    def left(self, turn: int) -> None:
+    def left(self, turn: int, indices: Sequence[int] = ()) -> None:
         """Raises DifferentCalls if another rank has raised it before it came to this turn."""
-        for index in self._laid:
+        for index in indices or self._laid:
             if self._words[index + LEFT]:
                 if self._fence is not None:
                     self._fence()
-                if self._words[index] <= turn:
+                if self._words[index] <= turn:  # otherwise it has raised in a later turn
                     self._leave()
 
     def _leave(self) -> NoReturn:

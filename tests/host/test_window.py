@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from mpicoll._algorithms import blocks, shared_memory
 from mpicoll._algorithms.blocks import block
-from mpicoll._algorithms.window import LINE, Window
+from mpicoll._algorithms.window import LEFT, LINE, Window
 from mpicoll._mpi import shared_segment
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._tensors import combine
@@ -162,6 +162,43 @@ def test_sizes_on_both_sides_of_every_edge(window: Window, operation: Operation)
         if not torch.equal(got, expected):
             wrong.append(f"{count}: {got} is not {expected}")
     agree(not wrong, wrong)
+
+
+class Words:
+    """The words of a window, with a note of what stands where no fence orders it."""
+
+    def __init__(self, window: Window) -> None:
+        self.words, self.wrong = window._words, []
+        self.announce = {window._my_laid, window._my_taken}  # written after what they announce
+        self.announced = {*window._laid, *window._taken}  # read before what they announce
+        self.left = {at + LEFT for at in (*self.announce, *self.announced)}
+        self.written = self.read = False  # no fence since
+
+    def fence(self) -> None:
+        self.written = self.read = False
+
+    def __setitem__(self, at: int, value: int) -> None:
+        if at in self.announce and self.written:
+            self.wrong.append(f"word {at} is written without a fence after what it announces")
+        self.written, self.words[at] = at not in self.announce, value
+
+    def __getitem__(self, at: int) -> int:
+        if at in self.announced:
+            self.read = True
+        elif self.read and at not in self.left:
+            self.wrong.append(f"word {at} is read without a fence after what announces it")
+        return self.words[at]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
+def test_fences_stand_between_words_and_what_they_announce(window: Window, operation: Operation) -> None:
+    """A processor of Arm may read the word of a barrier before the one that announces it: the barrier had no fence there."""
+    watched = Words(window)
+    window._words, window._fence = watched, watched.fence
+    got, expected = operation(window, CHUNK, 1)
+    if watched.read:
+        watched.wrong.append("the operation ends without a fence after what it has read last")
+    agree(not watched.wrong and torch.equal(got, expected), watched.wrong)
 
 
 def test_any_sequence_of_operations(window: Window) -> None:
