@@ -41,7 +41,7 @@ class Boards:
         self._memory, self._fence, self.address = segment.memory, segment.fence, segment.address
         self.words = memoryview(segment.memory)[: NBYTES * len(ranks)].cast("q")
         self._first = {rank: place * NBYTES for place, rank in enumerate(ranks)}
-        self._mine = self._first[own]
+        self._own, self._mine = own, self._first[own]
         self._version = 0
 
     def write(self, text: bytes) -> None:
@@ -71,14 +71,11 @@ class Boards:
 
     def take(self, key: int) -> int | None:
         """Gives this rank a number, 0 at first. Returns its index in ``words``; None: no place is free."""
-        words, begin = self.words, (self._mine + _NUMBERS) // WORD
-        for at in range(begin, begin + 2 * NUMBERS, 2):
-            if words[at] == 0:
-                words[at + 1] = 0
-                self._order()
-                words[at] = key
-                return at + 1
-        return None
+        if (index := self.find(self._own, 0)) is not None:
+            self.words[index] = 0
+            self._order()
+            self.words[index - 1] = key
+        return index
 
     def give(self, index: int) -> None:
         """Frees the place of a number of this rank."""
@@ -87,7 +84,9 @@ class Boards:
     def find(self, rank: int, key: int) -> int | None:
         """Returns the index in ``words`` of a rank's number; None: it has none with this key."""
         words, begin = self.words, (self._first[rank] + _NUMBERS) // WORD
-        return next((at + 1 for at in range(begin, begin + 2 * NUMBERS, 2) if words[at] == key), None)
+        index = next((at + 1 for at in range(begin, begin + 2 * NUMBERS, 2) if words[at] == key), None)
+        self._order()  # `take` has written the number before the key
+        return index
 
     def bell(self, rank: int, which: int) -> int:
         """Returns the index in ``words`` of the first word of a rank's bell, 0 or 1."""

@@ -28,6 +28,17 @@ def boards_of(size: int) -> list[Boards]:
     return [Boards(segment, range(size), rank) for rank in range(size)]
 
 
+def test_a_number_is_read_after_its_key() -> None:
+    """A processor of Arm may read a number first: that of an earlier group beside the key of this one."""
+    ours, other = boards_of(2)
+    index = other.take(5)
+    assert index is not None
+    seen: list[int] = []
+    ours._fence = lambda: seen.append(ours.words[index - 1])
+    assert ours.find(1, 5) == index
+    assert seen == [5]
+
+
 def by_message(rank: int, size: int) -> None:
     if rank == 0:
         for other in range(1, size):
