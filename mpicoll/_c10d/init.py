@@ -189,10 +189,7 @@ _numbers = itertools.count(1)  # of groups that `spanning` has made; torch's own
 def spanning(comm: MPI.Intracomm, timeout: timedelta | None = None, pg_options: Any = None, group_desc: str | None = None) -> Any:
     """Makes a group of the ranks of ``comm``, which may be of several worlds (collective over them). They are its global ranks.
 
-    torch makes such a group as if it was another default group. Of its store nobody reads.
-
-    Raises:
-        OperationTimeout: A rank did not come within the timeout; names its rank in ``comm``.
+    torch makes such a group as if it was another default group. Nobody reads its store.
     """
     if not isinstance(comm, MPI.Comm) or (comm and comm.Is_inter()):
         raise TypeError(f"new_group: comm must be an intracommunicator of mpi4py, got {type(comm).__name__}")

@@ -137,20 +137,21 @@ def _start() -> None:
     if vendor == "Open MPI":
         open_mpi.before_start(version, os.environ, launch)
     level, provided = MPI.THREAD_MULTIPLE, ctypes.c_int()
-    start = getattr(ctypes.CDLL(MPI.__file__), "MPI_Init_thread", None)  # looks in the libraries that this one has loaded, too
-    if start is None:
-        MPI.Init_thread(level)
-        return
     reminder = threading.Timer(INIT_S, _say_that_init_waits)
     reminder.daemon = True
     reminder.start()
     try:
-        if start(None, None, level, ctypes.byref(provided)) != 0:
+        if _function("MPI_Init_thread")(None, None, level, ctypes.byref(provided)) != 0:
             raise LaunchError("MPI_Init_thread failed")
     finally:
         reminder.cancel()
     for comm in (MPI.COMM_SELF, MPI.COMM_WORLD):
         comm.Set_errhandler(MPI.ERRORS_RETURN)  # mpi4py does so where it starts MPI: errors become exceptions
+
+
+def _function(name: str) -> Callable[..., int]:
+    """A function of MPI, or of a profiler (mpiP) that LD_PRELOAD has put before MPI. A call releases the interpreter lock."""
+    return getattr(ctypes.CDLL(None), name, None) or getattr(ctypes.CDLL(MPI.__file__), name)  # type: ignore[no-any-return]
 
 
 def _is_foreign(launch: launcher.Launch, vendor: str, version: tuple[int, ...]) -> bool:
@@ -278,7 +279,7 @@ def _finalize() -> None:
     if os.getpid() != _finalizing_pid or not MPI.Is_initialized() or MPI.Is_finalized():
         return
     if not dead_processes:
-        ctypes.CDLL(MPI.__file__).MPI_Finalize()  # without the interpreter lock: a thread may have to answer MPI
+        _function("MPI_Finalize")()
         return
     libc = ctypes.CDLL(None)
     if hasattr(libc, "on_exit"):  # glibc; it calls _exit(status) first of all that exit() calls, after Python has flushed

@@ -90,6 +90,7 @@ def test_the_gpu_path(choices: DeviceChoices | None, words: str) -> None:
     assert words in consensus.describe(choices)
 
 
+@pytest.mark.min_ranks(2)
 def test_a_program_that_logs_sees_the_records(world: object, size: int, rank: int, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, logger="mpicoll"):
         group = dist.new_group(list(range(size)))
