@@ -23,6 +23,7 @@ Where cores are left over, only a new launch helps; `advice` tells the user."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, MutableMapping
 
 from mpicoll._base import cpus, last_words
@@ -39,10 +40,8 @@ def is_bound(mask: set[int]) -> bool:
 
 def prepare(environ: MutableMapping[str, str], mask: set[int], launch: Launch | None = None) -> None:
     """Sets `YIELD_SETTING` before MPI starts, for a rank that is known to have no core of its own. A value of the user stays."""
-    ranks = launch.local_size if launch is not None else None
-    if is_bound(mask) or (
-        launch is not None and ranks is not None and ranks > (cores_for_ranks(launch, environ) or cpus.count(mask))
-    ):
+    ranks = 0 if launch is None else launch.local_size or 0
+    if is_bound(mask) or (launch is not None and ranks > (cores_for_ranks(launch, environ) or cpus.count(mask))):
         environ.setdefault(YIELD_SETTING, "1")
 
 
@@ -82,9 +81,11 @@ def advice(launch: Launch | None, mask: set[int], available: int | None, waits_b
     """
     if launch is None or launch.size == 1 or not is_bound(mask):
         return None
-    bound = f"{launch.launcher} has bound this rank to one core (CPU {min(mask)})"
+    openmp = next((name for name in ("OMP_PLACES", "OMP_PROC_BIND") if name in os.environ), None)
+    by = launch.launcher if openmp is None else f"OpenMP ({openmp})"  # libgomp binds the thread that imports torch
+    bound = f"{by} has bound this rank to one core (CPU {min(mask)})"
     left_over = available is not None and launch.local_size is not None and available > launch.local_size
-    remedies = [remedy(launch, available)] if left_over else []
+    remedies = [remedy(launch, available) if openmp is None else f"no {openmp}"] if left_over else []
     if waits_busily:
         remedies.append(f"{YIELD_SETTING}=1 in the environment (or `import mpicoll` before mpi4py.MPI, which sets it)")
         cost = "Open MPI keeps the core while it waits: beside an asynchronous operation a message can take 20 ms"
@@ -100,10 +101,9 @@ def advice(launch: Launch | None, mask: set[int], available: int | None, waits_b
 
 def remedy(launch: Launch, available: int | None) -> str:
     """The option of this launcher that gives its ranks more than one core."""
-    if launch.launcher == "slurm":
-        return f"`srun --cpus-per-task={max(2, share(available or 0, launch.local_size or 1))}`"
-    if launch.launcher == "openmpi":
-        return "`mpirun --bind-to none` (`python -m mpicoll.run` does that)"
-    if launch.launcher == "hydra":
-        return "`mpiexec -bind-to none` (Intel MPI: I_MPI_PIN=off)"
-    return "the option by which this launcher binds ranks to more cores, or to none"
+    remedies = {
+        "slurm": f"`srun --cpus-per-task={max(2, share(available or 0, launch.local_size or 1))}`",
+        "openmpi": "`mpirun --bind-to none` (`python -m mpicoll.run` does that)",
+        "hydra": "`mpiexec -bind-to none` (Intel MPI: I_MPI_PIN=off)",
+    }
+    return remedies.get(launch.launcher, "the option by which this launcher binds ranks to more cores, or to none")

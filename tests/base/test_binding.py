@@ -14,7 +14,19 @@ needs_cores = pytest.mark.skipif(cpus.usable_cores() < 2, reason="each of 2 rank
 
 @pytest.fixture(autouse=True)
 def _no_hardware_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_PLACES", "OMP_PROC_BIND"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(cpus, "_core", str)  # each CPU is a core, whatever this machine has
+
+
+@pytest.mark.parametrize("name", ["OMP_PLACES", "OMP_PROC_BIND"])
+def test_a_binding_by_openmp_is_not_blamed_on_the_launcher(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """libgomp binds the thread that loads it, which imports torch, and the threads that this one starts. Sites set these."""
+    monkeypatch.setenv(name, "cores")
+    text = binding.advice(OPEN_MPI, ONE, 8, waits_busily=False)
+    assert text is not None
+    assert text.startswith(f"OpenMP ({name}) has bound this rank to one core (CPU 3); its threads share that core")
+    assert text.endswith(f"Use no {name}")
 
 
 def test_what_the_user_has_set_stays() -> None:
