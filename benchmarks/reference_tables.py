@@ -27,11 +27,12 @@ WIDTH = 140  # characters of a line of text
 
 def run() -> Iterator[str]:
     parser = arguments.make_parser("mpicoll run")
+    yield from HEADS
     for group in parser._action_groups:
         rows = [row(action) for action in shown(group._group_actions) if "--version" not in action.option_strings]
         if rows:
-            title = str(group.title)
-            yield from (f"**{title[0].upper()}{title[1:]}**", "", *HEADS, *rows, "")
+            yield from (f"| **{group.title}** | |", *rows)
+    yield ""
     status = " ".join((parser.epilog or "").split("\n\n")[-1].split())
     yield from textwrap.wrap(f"{status[0].upper()}{status[1:]}.", WIDTH)
 
