@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from mpicoll._host import thresholds
-from mpicoll._host.thresholds import NEVER, WINDOW_FROM, Choices
+from mpicoll._host import algorithm_choice
+from mpicoll._host.algorithm_choice import NEVER, WINDOW_FROM, Choices
 from tests.host.recorder import Job, Record
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -413,7 +413,7 @@ def main() -> None:
     parser.add_argument("--own", action="store_true", help="mpicoll's algorithms from the first byte on, not its choice")
     options = parser.parse_args()
     always = {name: {2: 1} for name in WINDOW_FROM}
-    choices = thresholds.choices()
+    choices = algorithm_choice.choices()
     if options.own:
         choices = choices._replace(window_from=always, between_from=always, apart_from=always)
     for operation in options.operations:

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from benchmarks import model
 from benchmarks.model import KIB, MIB, NETWORKS, STEP, Round, of_record
-from mpicoll._host.thresholds import WINDOW_FROM, Choices
+from mpicoll._host.algorithm_choice import WINDOW_FROM, Choices
 from tests.host.recorder import OPERATIONS, Job
 
 NETWORK = NETWORKS["InfiniBand 100 Gbit/s"]

@@ -21,7 +21,7 @@
 
 Bad arguments are a plain TypeError or ValueError, raised before a byte moves.
 
-DistError and DistBackendError are classes of torch. The errors that derive from them are in mpicoll._base.torch_errors, which is
+DistError and DistBackendError are classes of torch. The errors that derive from them are in mpicoll._base.group_errors, which is
 imported on their first use: this module does not import torch.
 """
 
@@ -35,13 +35,13 @@ from typing import TYPE_CHECKING, Any
 from mpicoll._base.errors import *
 
 if TYPE_CHECKING:
-    from mpicoll._base.torch_errors import *
+    from mpicoll._base.group_errors import *
 else:  # with this function, a name that is not there would be of type Any to a type checker
 
     def __getattr__(name: str) -> Any:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module("mpicoll._base.torch_errors"), name)
+        return getattr(importlib.import_module("mpicoll._base.group_errors"), name)
 
 
 __all__ = [

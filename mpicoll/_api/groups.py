@@ -449,9 +449,9 @@ def _no_group(group: Any) -> TypeError:
     operation = frame.f_code.co_name
     if default is None:
         return TypeError(f"{operation}: group must be a ProcessGroup or None, got {type(group).__name__} {group!r}")
-    from mpicoll._c10d import failed_calls
+    from mpicoll._c10d import refused_by_torch
 
-    return failed_calls.no_group(default, operation, group)
+    return refused_by_torch.no_group(default, operation, group)
 
 
 def peer(communicator: Communicator, operation: str, what: str, global_rank: int | None, group_rank: int | None) -> int:

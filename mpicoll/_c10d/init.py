@@ -26,8 +26,8 @@ from torch._C._distributed_c10d import HashStore
 
 from mpicoll._base import launcher, processes
 from mpicoll._base.errors import LaunchError
-from mpicoll._base.torch_errors import OperationTimeout
-from mpicoll._c10d import ddp, dynamo, failed_calls, hooks, names, patches, requested_ranks, store, torch_world, wrapping
+from mpicoll._base.group_errors import OperationTimeout
+from mpicoll._c10d import ddp, dynamo, hooks, names, patches, refused_by_torch, requested_ranks, store, torch_world, wrapping
 from mpicoll._engine.registry import registry
 from mpicoll._faults import roll_call, watch
 from mpicoll._mpi import abort, runtime, survivors
@@ -315,7 +315,7 @@ def _make(
         _alive[communicator] = torch213.adapt(communicator, on_close, options)
     names.serve(communicator.devices is not None)
     ddp.install()
-    failed_calls.install()
+    refused_by_torch.install()
     _keep_dynamo_out()
     return _alive[communicator]
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from mpicoll._base.errors import LaunchError
-from mpicoll._base.torch_errors import CommunicationError
+from mpicoll._base.group_errors import CommunicationError
 from mpicoll._base.waits import NOTICE_S
 from mpicoll._c10d import torch_world, wrapping
 from mpicoll._c10d.wrapping import SHRINK_NAMES

@@ -24,7 +24,7 @@ from torch.distributed import ReduceOp
 from torch.distributed import Work as TorchWork
 from torch.futures import Future, collect_all
 
-from mpicoll._base.torch_errors import GroupFailed, OperationTimeout
+from mpicoll._base.group_errors import GroupFailed, OperationTimeout
 from mpicoll._tensors.buffers import count_write
 from mpicoll._tensors.reductions import OPS
 

@@ -51,8 +51,8 @@ _TABLE: dict[tuple[str, str], dict[str, str]] = {
         "torch._C._distributed_c10d.Reducer._set_forward_pass_work_handle": "hands over a Work of torch that holds our Future: "
         "Note [A Work whose Python part is gone]",
     },
-    ("the first mpicoll group", "_c10d/failed_calls.py"): {
-        "torch.distributed.c10d_logger._get_msg_dict": "looks at the call that has failed: mpicoll/_c10d/failed_calls.py",
+    ("the first mpicoll group", "_c10d/refused_by_torch.py"): {
+        "torch.distributed.c10d_logger._get_msg_dict": "looks at the call that has failed: mpicoll/_c10d/refused_by_torch.py",
     },
     ("the first mpicoll group, torch >= 2.14", "_c10d/backend.py"): {
         **{f"{GROUP}.{name}": "returns our Work: Note [The Work behind the Work]" for name in WORK_METHODS},

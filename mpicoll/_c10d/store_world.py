@@ -1,8 +1,8 @@
 """A world without an MPI launcher: processes that know rank and world size meet at a store of torch, as those of Gloo do.
 
     init_process_group ──► [1] the store: the one that is given, or torch's for init_method
-                           [2] rank 0 says there where it listens, and all others connect to it (liveness.py). Those that do not
-                               come in time are named, and MPI has not been started; later, all learn when a process ends
+                           [2] rank 0 says there where it listens, and all others connect to it (rank_connections.py). Those that
+                               do not come in time are named, and MPI has not been started; later, all learn when a process ends
     import of MPI      ──► [3] MPICH and others of PMI-1: a thread answers MPI from the store (pmi.py)
                                Open MPI: the variables of a process under an mpirun that rank 0 starts (placeholders.py)
     end of the program ──► [4] MPI_Finalize, while threads still run; rank 0 ends last
@@ -29,13 +29,13 @@ from torch.distributed import DistError
 from torch.distributed.rendezvous import rendezvous
 
 from mpicoll._base import last_words, launcher, log, processes
-from mpicoll._base.torch_errors import OperationTimeout
+from mpicoll._base.group_errors import OperationTimeout
 from mpicoll._base.waits import AFTER_LIMIT_S, PARENT_S, SHORT_LOOK_S, STOP_S
 from mpicoll._c10d import wrapping
 from mpicoll._c10d.requested_ranks import ENV
-from mpicoll._launch.liveness import Liveness
 from mpicoll._launch.placeholders import Placeholder
 from mpicoll._launch.pmi import Server
+from mpicoll._launch.rank_connections import Liveness
 from mpicoll._mpi import runtime
 
 PLACE = "mpicoll"  # the key in the store: where rank 0 listens

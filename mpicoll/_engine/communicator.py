@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpicoll._base.torch_errors import OperationTimeout
+from mpicoll._base.group_errors import OperationTimeout
 from mpicoll._engine.accesses import Accesses
 from mpicoll._engine.exchanges import Exchanges
 from mpicoll._engine.gathers import Gathers

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from mpicoll._device import consensus as devices
 from mpicoll._device.consensus import DeviceChoices
-from mpicoll._engine import checked, node
-from mpicoll._host import thresholds
-from mpicoll._host.thresholds import Choices
+from mpicoll._engine import checked, torch_threads
+from mpicoll._host import algorithm_choice
+from mpicoll._host.algorithm_choice import Choices
 from mpicoll._mpi.channel import Channel
 from mpicoll._mpi.topology import Topology, own_facts, topology_of
 
@@ -18,7 +18,7 @@ class Agreed(NamedTuple):
 
     Attributes:
         checks: Ranks compare their calls before each collective (_engine/checked.py).
-        compares: The watchdogs of a node compare them once a second (_faults/ledger.py).
+        compares: The watchdogs of a node compare them once a second (_faults/call_comparison.py).
         topology: Of the ranks of the channel.
     """
 
@@ -38,14 +38,14 @@ def agree(channel: Channel) -> Agreed:
     error, own, rank = "", None, channel.comm.Get_rank()
     if rank == 0:
         try:
-            own = thresholds.choices(channel.runtime.library), devices.settings(), (checked.wanted(), checked.compares())
+            own = algorithm_choice.choices(channel.runtime.library), devices.settings(), (checked.wanted(), checked.compares())
         except ValueError as caught:
             error = str(caught)
     with channel.lock:
         # One exchange for all: on a busy machine each takes as long as it takes until every rank has had the processor. Neither
         # bcast nor allreduce of objects, which broadcasts: in MPICH, ranks of different thread levels disagree about how to
         # broadcast, from the third broadcast of a communicator on (5.0.2; mpi4py alone shows it).
-        received = channel.comm.allgather((own, error, devices.seen(), own_facts(channel.comm, node.threads())))
+        received = channel.comm.allgather((own, error, devices.seen(), own_facts(channel.comm, torch_threads.threads())))
     agreed, error, *_ = received[0]
     if error:
         raise ValueError(error)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import profiler
 
 from mpicoll._base.errors import CollectiveMismatch, ConcurrentCollectives, MpicollError
-from mpicoll._base.torch_errors import GroupDestroyed, PeerLost, TruncationError
+from mpicoll._base.group_errors import GroupDestroyed, PeerLost, TruncationError
 from mpicoll._engine import spans
 from mpicoll._engine.line import Line
 from mpicoll._engine.poller import poller

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import profiler
 
 from mpicoll._base.errors import MpicollError
-from mpicoll._base.torch_errors import TruncationError
+from mpicoll._base.group_errors import TruncationError
 from mpicoll._engine import spans
 from mpicoll._engine.collectives import Collectives
 from mpicoll._engine.poller import pending

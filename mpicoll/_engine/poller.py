@@ -12,7 +12,7 @@ import time
 from torch import Tensor
 
 from mpicoll._base.errors import MpicollError
-from mpicoll._base.torch_errors import GroupDestroyed
+from mpicoll._base.group_errors import GroupDestroyed
 from mpicoll._engine.requests import MessageWork
 from mpicoll._engine.work import Work
 from mpicoll._faults.group_state import GroupState

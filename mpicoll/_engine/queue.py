@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from time import monotonic
 
-from mpicoll._engine import node
+from mpicoll._engine import torch_threads
 from mpicoll._engine.line import Line
 from mpicoll._engine.work import Work
 from mpicoll._mpi import runtime
@@ -77,7 +77,7 @@ class CollectiveQueue:
 
     def _loop(self) -> None:
         self.thread_id = threading.get_ident()
-        node.compute_with_one_thread()
+        torch_threads.compute_with_one_thread()
         while True:
             with self._guard:
                 while not self._first and not self._queue and not self._closing:

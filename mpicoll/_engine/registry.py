@@ -16,11 +16,11 @@ from typing import Any
 import mpicoll._base.log as log
 from mpicoll._algorithms.windows import Windows
 from mpicoll._base import config, processes
+from mpicoll._base.group_errors import GroupDestroyed, GroupFailed
 from mpicoll._base.log import Algorithms
-from mpicoll._base.torch_errors import GroupDestroyed, GroupFailed
 from mpicoll._base.waits import EXIT_S
 from mpicoll._device import consensus as devices
-from mpicoll._engine import node
+from mpicoll._engine import torch_threads
 from mpicoll._engine.checked import CheckedCommunicator
 from mpicoll._engine.communicator import Communicator
 from mpicoll._engine.consensus import Agreed, agree
@@ -28,14 +28,14 @@ from mpicoll._engine.poller import poller
 from mpicoll._engine.queue import CollectiveQueue
 from mpicoll._faults import attendance, exit_handshake, inquiries, questions, roll_call
 from mpicoll._faults.attendance import Nobody
+from mpicoll._faults.call_comparison import PROGRAM_ENDED, WORLD_ENDED, Ledger
 from mpicoll._faults.flight_recorder import recorder
-from mpicoll._faults.ledger import PROGRAM_ENDED, WORLD_ENDED, Ledger
 from mpicoll._faults.under_way import table
 from mpicoll._faults.watch import end_job_after, watch
 from mpicoll._faults.watchdog import watchdog
-from mpicoll._host import thresholds
+from mpicoll._host import algorithm_choice
+from mpicoll._host.algorithm_choice import HIERARCHICAL
 from mpicoll._host.collectives import HostCollectives
-from mpicoll._host.thresholds import HIERARCHICAL
 from mpicoll._mpi import abort, bell, boards, library, runtime
 from mpicoll._mpi.channel import Channel
 from mpicoll._mpi.errors import MPIException, not_made
@@ -181,7 +181,7 @@ class Registry:
             return topology, agreed, None
         with channel.lock:
             shared = boards.make(channel.comm, topology.nodes)
-        node.provide(channel.comm.Get_rank(), topology)
+        torch_threads.provide(channel.comm.Get_rank(), topology)
         bell.hang(shared, channel.comm.Get_rank(), apart=not topology.single)
         self._ledger = None if shared is None else Ledger(shared, agreed.compares)
         self._world = topology, agreed, self._ledger
@@ -324,7 +324,7 @@ def host_collectives(
 ) -> HostCollectives:
     """Returns the collectives on host memory over a channel (collective)."""
     sizes = list(Counter(topology.nodes).values())
-    known = thresholds.of_group(agreed.host, sizes, possible=not channel.serialized)
+    known = algorithm_choice.of_group(agreed.host, sizes, possible=not channel.serialized)
     channel.in_background = queue.runs_here
     windows = Windows(channel, topology, agreed.host.chunk, queue.runs_here, queue.current)
     if known.large == HIERARCHICAL:

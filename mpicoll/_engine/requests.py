@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from mpicoll._base.errors import CollectiveMismatch, MpicollError
-from mpicoll._base.torch_errors import TruncationError
+from mpicoll._base.group_errors import TruncationError
 from mpicoll._engine.work import Work
 from mpicoll._faults import culprits
 from mpicoll._faults.group_state import GroupState

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import _allow_inflight_collective_as_graph_input, _register_work
 from torch.futures import Future
 
-from mpicoll._base.torch_errors import OperationTimeout
+from mpicoll._base.group_errors import OperationTimeout
 from mpicoll._mpi import runtime
 from mpicoll._tensors import checks
 from mpicoll._tensors.buffers import BY_ADDRESS

@@ -8,9 +8,9 @@ from mpicoll._base import last_words, processes
 from mpicoll._base.processes import ENDED, RUNS
 from mpicoll._base.waits import PATIENCE_S
 from mpicoll._faults import inquiries
+from mpicoll._faults.call_comparison import MOST_GROUPS, NOTHING, PROGRAM_ENDED, Rank
 from mpicoll._faults.group_state import EVERYBODY, GroupState, UnderWay
 from mpicoll._faults.inquiries import Absent
-from mpicoll._faults.ledger import MOST_GROUPS, NOTHING, PROGRAM_ENDED, Rank
 
 MOST_NAMED = 4  # ranks that may send what a receive from any rank waits for
 SPANS = "The group has ranks of several worlds: what they have done last is not known"

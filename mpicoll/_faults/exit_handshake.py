@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mpicoll._faults import questions, roll_call
+from mpicoll._faults.call_comparison import counted
 from mpicoll._faults.inquiries import Position, ended
-from mpicoll._faults.ledger import counted
 from mpicoll._faults.questions import DISMISSED, WHERE, Answer, Question
 from mpicoll._mpi import abort, library, runtime, survivors
 from mpicoll._mpi.library import MPI

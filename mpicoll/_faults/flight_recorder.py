@@ -86,15 +86,15 @@ class FlightRecorder:
 
     def record(self, reason: str) -> dict[str, Any]:
         """Returns the record. Times are in seconds since 1970."""
-        now = time.time()
-        offset = now - time.monotonic()
+        now, offset = time.time(), time.time() - time.monotonic()
         return {
             "version": VERSION, "mpicoll": mpicoll.__version__, "rank": self._rank, "world_size": self._size,
             "reason": reason, "expired": self._has_expired,
             "host": socket.gethostname(), "pid": os.getpid(), "time": now, "monotonic_offset": offset,
             "groups": [_group(group, offset) for group in list(table.groups)],
             "messages": [
-                {"group": each.group.name, "operation": each.operation, "peer": each.rank, "started": each.since + offset}
+                {"group": each.group.name, "operation": each.operation, "started": each.since + offset,
+                 "peer": None if each.group.spans else each.rank}
                 for each in table.operations() if each.work is None and not each.number
             ],
             "pending_messages": [_pending(each) for each in table.posted()],
@@ -160,7 +160,7 @@ def _written_at(path: Path) -> float:
 def _group(group: GroupState, offset: float) -> dict[str, Any]:
     collectives, ended = group.history.copy(), group.ended
     return {
-        "name": group.name, "ranks": list(group.global_ranks), "timeout_s": group.timeout_s,
+        "name": group.name, "ranks": list(group.channel.ranks), "timeout_s": group.timeout_s,
         "error": None if group.broken is None else str(group.broken), "issued": group.queue.issued(),
         "collectives": [
             {"number": number, **facts(operation, signature).as_json(), "asynchronous": asynchronous,

@@ -11,10 +11,10 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 from torch import Tensor
 
 from mpicoll._base.errors import MpicollError
-from mpicoll._base.torch_errors import GroupFailed, OperationTimeout, PeerLost
+from mpicoll._base.group_errors import GroupFailed, OperationTimeout, PeerLost
 from mpicoll._base.waits import PATIENCE_S
 from mpicoll._faults.attendance import Looks, Nobody
-from mpicoll._faults.ledger import Entry, Ledger
+from mpicoll._faults.call_comparison import Entry, Ledger
 from mpicoll._mpi.channel import Channel
 
 EVERYBODY = -1  # the peer of a collective
@@ -78,7 +78,7 @@ class UnderWay(NamedTuple):
 
     @property
     def rank(self) -> int | None:
-        """The rank of the world that it waits for; None: any, or all."""
+        """The global rank that it waits for; None: any, or all."""
         return None if self.peer in (None, EVERYBODY) else self.group.global_ranks[self.peer]
 
 

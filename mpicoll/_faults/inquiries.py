@@ -17,11 +17,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from mpicoll._base.facts import UNKNOWN, Facts
-from mpicoll._base.torch_errors import GroupDestroyed
+from mpicoll._base.group_errors import GroupDestroyed
 from mpicoll._base.waits import SILENT_S
 from mpicoll._faults import questions
+from mpicoll._faults.call_comparison import NOTHING, PROGRAM_ENDED, counted, newest, state
 from mpicoll._faults.group_state import GroupState
-from mpicoll._faults.ledger import NOTHING, PROGRAM_ENDED, counted, newest, state
 from mpicoll._faults.questions import WHERE, Answer, Question
 from mpicoll._tensors import signatures
 

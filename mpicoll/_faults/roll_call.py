@@ -33,10 +33,10 @@ from functools import cache
 from typing import Any, NoReturn
 
 from mpicoll._base import last_words, log
-from mpicoll._base.torch_errors import OperationTimeout
+from mpicoll._base.group_errors import OperationTimeout
 from mpicoll._base.waits import ANSWER_OF_FIRST_S, ANSWER_S, AT_END_S, LEAST_MEETING_S, NEXT_S, PATIENCE_AT_START_S, PATIENCE_S
+from mpicoll._faults.call_comparison import PROGRAM_ENDED
 from mpicoll._faults.group_state import GroupState
-from mpicoll._faults.ledger import PROGRAM_ENDED
 from mpicoll._faults.watch import suspended
 from mpicoll._mpi import arrivals, library, survivors
 from mpicoll._mpi.backoff import Backoff

@@ -1,7 +1,7 @@
 """Looks at the operations under way, and ends the job if one of them cannot end.
 
-    every second     compares the calls of the ranks of this node (ledger.py); if they differ, the job ends. Looks at the ranks
-                     that a call waits for; if the program or the process of one of them has ended, or an exception has left
+    every second     compares the calls of the ranks of this node (call_comparison.py); if they differ, the job ends. Looks at
+                     the ranks that a call waits for; if the program or the process of one has ended, or an exception has left
                      its call half done, the job ends
     after 1 second   that a call waits: asks ranks of other nodes what they have done last (inquiries.py)
     after 3 seconds  that a thread waits, in a call or for a Work: a line on stderr names the ranks that have not come
@@ -20,13 +20,13 @@ from collections.abc import Sequence
 from functools import partial
 
 from mpicoll._base import facts, last_words, log, waits
-from mpicoll._base.torch_errors import GroupDestroyed, OperationTimeout
+from mpicoll._base.group_errors import GroupDestroyed, OperationTimeout
 from mpicoll._base.waits import ASK_AFTER_S, BLOCKED_S, LOOK_S, MOST_PATIENCE_S, PATIENCE_S, SHORT_LOOK_S, STACK_S
 from mpicoll._faults import culprits, inquiries, questions, stacks
 from mpicoll._faults.attendance import POLLS
+from mpicoll._faults.call_comparison import Ledger, Mismatch
 from mpicoll._faults.group_state import EVERYBODY, GroupState, UnderWay
 from mpicoll._faults.inquiries import Absent, Position
-from mpicoll._faults.ledger import Ledger, Mismatch
 from mpicoll._faults.questions import DISMISSED, SHOW, WHERE, Answer, Question
 from mpicoll._faults.under_way import table
 from mpicoll._faults.watch import watch
@@ -142,7 +142,7 @@ class Watchdog:
 
     def _read_ledgers(self, groups: list[GroupState], messages: list[UnderWay]) -> None:
         """Writes and compares what the ranks of this node have called. Ends the job if their calls differ."""
-        peers = [(each.since, -1 if each.rank is None else each.rank) for each in messages]
+        peers = [(each.since, -1 if each.rank is None or each.group.spans else each.rank) for each in messages]
         for ledger in {group.ledger for group in groups if group.ledger is not None}:
             sharing = [group for group in groups if group.ledger is ledger]
             ledger.messages = peers[-MOST_MESSAGES:]

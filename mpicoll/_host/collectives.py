@@ -22,10 +22,10 @@ from mpicoll._algorithms.native import CHUNK
 from mpicoll._algorithms.plans import Plan
 from mpicoll._algorithms.window import Window
 from mpicoll._algorithms.windows import Windows
-from mpicoll._host import thresholds
+from mpicoll._host import algorithm_choice
+from mpicoll._host.algorithm_choice import DIRECT, HIERARCHICAL, NATIVE, PAIRWISE, SHARED_MEMORY, Thresholds
 from mpicoll._host.messages import HostMessages
 from mpicoll._host.shared_storages import NOT_SHARED, SharedStorages
-from mpicoll._host.thresholds import DIRECT, HIERARCHICAL, NATIVE, PAIRWISE, SHARED_MEMORY, Thresholds
 from mpicoll._mpi.channel import IN_PLACE, Channel
 from mpicoll._mpi.datatypes import BYTE, INT_MAX, allocate, fromaddress
 from mpicoll._tensors import buffers, calls, checks, sparse
@@ -105,10 +105,10 @@ class HostCollectives:
         nbytes, kernel = memory.nbytes, plan.kernel
         if root is None:
             operation = "all_reduce"
-            algorithm = self._algorithm(operation, nbytes, thresholds.all_reduce, nbytes, kernel is not None, plan.widened)
+            algorithm = self._algorithm(operation, nbytes, algorithm_choice.all_reduce, nbytes, kernel is not None, plan.widened)
         else:
             operation = "reduce"
-            algorithm = self._algorithm(operation, nbytes, thresholds.reduce, nbytes, kernel is not None)
+            algorithm = self._algorithm(operation, nbytes, algorithm_choice.reduce, nbytes, kernel is not None)
         if algorithm == NATIVE or kernel is None:
             self._took(operation, plan.log_name, nbytes)
             code = plan.encode(memory)
@@ -210,7 +210,7 @@ class HostCollectives:
     def _reduce_scatter(self, target: Tensor, source: Tensor, counts: Sequence[int], even: bool, plan: Plan) -> None:
         nbytes, kernel = source.nbytes, plan.kernel
         values = nbytes, kernel is not None, plan.widened, even
-        algorithm = self._algorithm("reduce_scatter", nbytes, thresholds.reduce_scatter, *values)
+        algorithm = self._algorithm("reduce_scatter", nbytes, algorithm_choice.reduce_scatter, *values)
         if buffers.overlap(target, source):
             source = buffers.packed(source)
         if algorithm == NATIVE or kernel is None:
@@ -252,7 +252,7 @@ class HostCollectives:
         return self._broadcast, (memory, root), (memory.dtype, nbytes, root)
 
     def _broadcast(self, memory: Tensor, root: int) -> None:
-        algorithm = self._algorithm("broadcast", memory.nbytes, thresholds.broadcast, memory.nbytes)
+        algorithm = self._algorithm("broadcast", memory.nbytes, algorithm_choice.broadcast, memory.nbytes)
         if algorithm == NATIVE:
             self._took("broadcast", LOG_NAMES[NATIVE], memory.nbytes)
             native.broadcast(self.channel, memory, root)
@@ -311,7 +311,7 @@ class HostCollectives:
     def _gathered(self, targets: Sequence[Block], source: Block) -> str:
         """Returns the algorithm, after it has gathered. NATIVE and PAIRWISE are left to the caller."""
         sizes = [nbytes for _, nbytes in targets]
-        algorithm = self._algorithm("all_gather", sum(sizes), thresholds.all_gather, sizes)
+        algorithm = self._algorithm("all_gather", sum(sizes), algorithm_choice.all_gather, sizes)
         if algorithm == SHARED_MEMORY:
             assert self.windows.window is not None
             shared_memory.all_gather(self.windows.window, targets, source)
@@ -364,7 +364,7 @@ class HostCollectives:
 
     def _all_to_all(self, operation: str, targets: Sequence[Block], sources: Sequence[Block]) -> None:
         nbytes = sum(size for _, size in targets)
-        if self._algorithm("all_to_all", nbytes, thresholds.all_to_all) == SHARED_MEMORY:
+        if self._algorithm("all_to_all", nbytes, algorithm_choice.all_to_all) == SHARED_MEMORY:
             assert self.windows.window is not None
             wrong = shared_memory.all_to_all(self.windows.window, targets, sources)
             checks.refuse_sizes(operation, wrong)

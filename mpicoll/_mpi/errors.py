@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpicoll._base.torch_errors import CommunicationError, PeerLost, TruncationError
+from mpicoll._base.group_errors import CommunicationError, PeerLost, TruncationError
 from mpicoll._base.waits import NOTICE_S
 from mpicoll._mpi import survivors
 from mpicoll._mpi.library import MPI

@@ -17,8 +17,8 @@ import torch
 
 import mpicoll
 from mpicoll._api import groups
+from mpicoll._host.algorithm_choice import APART, BETWEEN, DIRECT, NEVER, WINDOW_FROM, WITHIN, Thresholds
 from mpicoll._host.collectives import HostCollectives
-from mpicoll._host.thresholds import APART, BETWEEN, DIRECT, NEVER, WINDOW_FROM, WITHIN, Thresholds
 from mpicoll.bench.formulas import spell
 from mpicoll.bench.harness import Harness
 from mpicoll.bench.operations import COLLECTIVES

@@ -36,7 +36,7 @@ from mpicoll._base import last_words
 from mpicoll._base.facts import ranks_in_words
 from mpicoll._base.load import longer
 from mpicoll._base.waits import ALONE_S, BLOCKED_S, CONNECT_S, LAST_REPORTS_S, STACKS_S, SUMMARY_S
-from mpicoll._launch.liveness import Connections
+from mpicoll._launch.rank_connections import Connections
 from mpicoll._mpi.side_channel import SideChannel
 from mpicoll.testing._reports import OUT_OF_STEP, name
 

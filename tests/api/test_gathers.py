@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import mpicoll as dist
-from mpicoll._host import thresholds
+from mpicoll._host import algorithm_choice
 from tests.support import agree
 from tests.support.doors import doors
 from tests.support.tensors import of_rank, same
@@ -23,8 +23,8 @@ def block(source: int, target: int, rows: int, dtype: torch.dtype = torch.float3
 
 def test_uneven_all_gather(rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:  # trap 34
     """Rank r brings r + 1 rows, or none; by Allgatherv, and as for more than 2^31 - 1 bytes by messages between pairs."""
-    for limit in (thresholds.LARGEST_DISPLACEMENT, 0):
-        monkeypatch.setattr(thresholds, "LARGEST_DISPLACEMENT", limit)
+    for limit in (algorithm_choice.LARGEST_DISPLACEMENT, 0):
+        monkeypatch.setattr(algorithm_choice, "LARGEST_DISPLACEMENT", limit)
         for rows in ([r + 1 for r in range(size)], [r % 2 * 5 for r in range(size)], [70_000 * r + 1 for r in range(size)]):
             parts = [block(r, 0, rows[r]) for r in range(size)]
             flat = torch.full((sum(rows) + 2, 6), -9.0)

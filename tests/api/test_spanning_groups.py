@@ -1,7 +1,9 @@
 """`new_group(comm=...)`: a group of the ranks of a communicator, which may be of several worlds."""
 
+import json
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,6 +106,15 @@ def test_a_rank_that_does_not_come_is_named(half: int, rank: int, size: int) -> 
     dist.all_reduce(x := torch.ones(1), group=group)
     agree(x.item() == size, f"{x}")
     whole.Free()
+
+
+def test_a_flight_record_does_not_take_its_ranks_for_ranks_of_the_world(half: int, size: int, tmp_path: Path) -> None:
+    """`mpicoll doctor dump` would compare the calls of this rank with those of another one that has its number."""
+    group = dist.new_group(comm=MPI.COMM_WORLD)
+    dist.all_reduce(torch.ones(1), group=group)
+    record = json.loads(Path(dist.dump_flight_record(str(tmp_path))).read_text())
+    ranks = {each["name"]: each["ranks"] for each in record["groups"]}
+    agree(len(ranks[group.group_name]) == size and min(ranks[group.group_name]) > size, f"{ranks}")
 
 
 @pytest.mark.usefixtures("world")

@@ -8,8 +8,8 @@ from unittest.mock import Mock
 import pytest
 
 from mpicoll._base import last_words
+from mpicoll._base.group_errors import OperationTimeout
 from mpicoll._base.last_words import MOST, NBYTES, Memory
-from mpicoll._base.torch_errors import OperationTimeout
 from mpicoll._faults import under_way
 from mpicoll._faults.under_way import Table
 

@@ -25,7 +25,7 @@ import mpicoll as dist
 from mpicoll._c10d.names import BACKEND_SUBCLASSES
 from mpicoll._engine.communicator import Communicator
 from mpicoll._engine.registry import registry
-from mpicoll._host.thresholds import NEVER
+from mpicoll._host.algorithm_choice import NEVER
 from mpicoll._tensors.buffers import Known
 from tests.gpu.fake_gpu import Gpu
 from tests.gpu.ways import gpu, group_that_goes, on_gpu

@@ -15,7 +15,7 @@ import mpicoll as dist
 from mpicoll.__main__ import main
 from mpicoll._base.facts import Facts
 from mpicoll._faults import watch
-from mpicoll._faults.ledger import REMEMBERED
+from mpicoll._faults.call_comparison import REMEMBERED
 from mpicoll._launch.doctor import dump
 from tests.faults.clock import FAST
 from tests.support import agree, everyone, launch

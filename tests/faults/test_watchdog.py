@@ -13,8 +13,8 @@ import pytest
 from mpicoll._base import waits
 from mpicoll._base.facts import Facts
 from mpicoll._faults import watchdog
+from mpicoll._faults.call_comparison import Ledger, Mismatch
 from mpicoll._faults.group_state import UnderWay
-from mpicoll._faults.ledger import Ledger, Mismatch
 from mpicoll._faults.watchdog import MOST_BEFORE, Watchdog
 from mpicoll._mpi import runtime
 from mpicoll._mpi.boards import NBYTES, Boards
@@ -32,7 +32,7 @@ def groups() -> list[Any]:
     return [
         Mock(
             rank=rank, global_ranks=ranks, size=RANKS, key="k", unseen=(), waits={}, named=None, history=(), checked=True,
-            broken=None, patience_s=waits.PATIENCE_S,
+            broken=None, patience_s=waits.PATIENCE_S, spans=False, channel=Mock(ranks=ranks),
             ledger=Ledger(Boards(segment, ranks, rank), True), where=lambda name, rank=rank: f"{name} (rank {rank} of {RANKS})",
         )
         for rank in ranks

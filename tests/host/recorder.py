@@ -34,9 +34,9 @@ from mpicoll._algorithms.hierarchical import Stages
 from mpicoll._algorithms.plans import Plan
 from mpicoll._algorithms.window import LINE, Window
 from mpicoll._algorithms.windows import Windows
-from mpicoll._host import collectives, thresholds
+from mpicoll._host import algorithm_choice, collectives
+from mpicoll._host.algorithm_choice import Choices
 from mpicoll._host.collectives import HostCollectives
-from mpicoll._host.thresholds import Choices
 from mpicoll._mpi import shared_segment
 from mpicoll._mpi.channel import Channel
 from mpicoll._mpi.datatypes import BYTE
@@ -257,8 +257,8 @@ class Job(NamedTuple):
         return self.ranks // self.ranks_per_node
 
     @property
-    def known(self) -> thresholds.Thresholds:
-        return thresholds.of_group(self.choices, [self.ranks_per_node] * self.nodes)
+    def known(self) -> algorithm_choice.Thresholds:
+        return algorithm_choice.of_group(self.choices, [self.ranks_per_node] * self.nodes)
 
     def record(
         self, operation: str, nbytes: int, dtype: torch.dtype = torch.float32, ranks: Iterable[int] | None = None
@@ -302,7 +302,7 @@ class Job(NamedTuple):
         channel = Channel(runtime, comm)
         nodes = tuple(rank // self.ranks_per_node * self.ranks_per_node for rank in range(self.ranks))
         made = Windows(channel, Topology(nodes, crowded=False, threads=self.threads), self.choices.chunk, channel.in_background)
-        if self.known.large == thresholds.HIERARCHICAL:
+        if self.known.large == algorithm_choice.HIERARCHICAL:
             made.connect()
         return HostCollectives(channel, made, self.known, lambda _, name, __: record.algorithms.append(name), checked=False)
 

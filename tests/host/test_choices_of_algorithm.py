@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from mpicoll._host import thresholds
-from mpicoll._host.thresholds import (
+from mpicoll._host import algorithm_choice as choice
+from mpicoll._host.algorithm_choice import (
     DIRECT,
     HIERARCHICAL,
     LARGEST_DISPLACEMENT,
@@ -20,20 +20,20 @@ from mpicoll._host.thresholds import (
 
 FROM = {name: {2: 1000 * (number + 1)} for number, name in enumerate(WINDOW_FROM)}
 CHOICES = Choices(window_from=FROM, between_from=FROM, apart_from={**FROM, "halves": {2: 100}})
-ONE_NODE, TWO_NODES = thresholds.of_group(CHOICES, (4,)), thresholds.of_group(CHOICES, (2, 2))
-UNEVEN, APART = thresholds.of_group(CHOICES, (2, 1)), thresholds.of_group(CHOICES, (1, 1, 1, 1))
-ALONE, NO_WINDOWS = thresholds.of_group(CHOICES, (1,)), thresholds.of_group(CHOICES, (4,), possible=False)
+ONE_NODE, TWO_NODES = choice.of_group(CHOICES, (4,)), choice.of_group(CHOICES, (2, 2))
+UNEVEN, APART = choice.of_group(CHOICES, (2, 1)), choice.of_group(CHOICES, (1, 1, 1, 1))
+ALONE, NO_WINDOWS = choice.of_group(CHOICES, (1,)), choice.of_group(CHOICES, (4,), possible=False)
 KNOWN = [ONE_NODE, TWO_NODES, APART, ALONE, NO_WINDOWS]
 
 Choose = Callable[[Thresholds, int], str]
 # name in the table, choice by bytes
 SIZED: dict[str, tuple[str, Choose]] = {
-    "all_reduce": ("all_reduce", thresholds.all_reduce),
-    "all_reduce of halves": ("halves", lambda known, n: thresholds.all_reduce(known, n, widened=True)),
-    "reduce": ("reduce", thresholds.reduce),
-    "reduce_scatter": ("reduce_scatter", thresholds.reduce_scatter),
-    "broadcast": ("broadcast", thresholds.broadcast),
-    "all_gather": ("all_gather", lambda known, n: thresholds.all_gather(known, [n // 4] * 4)),
+    "all_reduce": ("all_reduce", choice.all_reduce),
+    "all_reduce of halves": ("halves", lambda known, n: choice.all_reduce(known, n, widened=True)),
+    "reduce": ("reduce", choice.reduce),
+    "reduce_scatter": ("reduce_scatter", choice.reduce_scatter),
+    "broadcast": ("broadcast", choice.broadcast),
+    "all_gather": ("all_gather", lambda known, n: choice.all_gather(known, [n // 4] * 4)),
 }
 
 
@@ -50,7 +50,11 @@ def test_around_each_threshold(operation: str) -> None:
         ("one node", ONE_NODE, {at - 4: below, at: SHARED_MEMORY}),
         ("several nodes", TWO_NODES, {at - 4: below, at: HIERARCHICAL}),
         ("a node for each rank", APART, {apart - 4: NATIVE, apart: DIRECT}),
-        ("the same, and no windows: none is needed", thresholds.of_group(CHOICES, (1,) * 4, possible=False), {apart: DIRECT}),
+        (
+            "the same, and no windows: none is needed",
+            choice.of_group(CHOICES, (1,) * 4, possible=False),
+            {apart: DIRECT},
+        ),
         ("no windows", NO_WINDOWS, {4: NATIVE, HUGE: DIRECT if halves else NATIVE}),
         ("windows given up", ONE_NODE.without_windows(), {4: NATIVE, HUGE: DIRECT if halves else NATIVE}),
         ("one rank", ALONE, {HUGE: NATIVE}),
@@ -59,7 +63,10 @@ def test_around_each_threshold(operation: str) -> None:
 
 
 def test_what_else_decides() -> None:
-    reductions, at = (thresholds.all_reduce, thresholds.reduce, thresholds.reduce_scatter), NO_WINDOWS.direct_from
+    reductions, at = (
+        (choice.all_reduce, choice.reduce, choice.reduce_scatter),
+        NO_WINDOWS.direct_from,
+    )
     assert at == 100 * 4
     for case, found, expected in (
         ("no kernel of torch", {choose(ONE_NODE, HUGE, has_kernel=False) for choose in reductions}, {NATIVE}),
@@ -67,18 +74,18 @@ def test_what_else_decides() -> None:
             (f"halves without windows: {choose.__name__}",
              [choose(NO_WINDOWS, at, widened=True), choose(NO_WINDOWS, at - 1, widened=True), choose(NO_WINDOWS, at)],
              [DIRECT, NATIVE, NATIVE])
-            for choose in (thresholds.all_reduce, thresholds.reduce_scatter)
+            for choose in (choice.all_reduce, choice.reduce_scatter)
         ],
-        ("uneven blocks to reduce", [thresholds.reduce_scatter(of, HUGE, even=False) for of in (ONE_NODE, APART)], [NATIVE] * 2),
-        ("uneven blocks, one node", thresholds.all_gather(ONE_NODE, [1 << 20, 4]), SHARED_MEMORY),
-        ("uneven blocks, apart", thresholds.all_gather(APART, [1 << 20, 4, 0, 4]), DIRECT),
-        ("uneven blocks, several nodes", thresholds.all_gather(TWO_NODES, [1 << 20, 4, 4, 4]), NATIVE),
-        ("more than MPI can displace", thresholds.all_gather(NO_WINDOWS, [1, LARGEST_DISPLACEMENT]), PAIRWISE),
-        ("all that MPI can displace", thresholds.all_gather(NO_WINDOWS, [0, LARGEST_DISPLACEMENT]), NATIVE),
-        ("uneven nodes, no blocks", thresholds.broadcast(UNEVEN, HUGE), HIERARCHICAL),
-        ("uneven nodes", {thresholds.reduce_scatter(UNEVEN, HUGE), thresholds.all_gather(UNEVEN, [1 << 30] * 3)}, {NATIVE}),
+        ("uneven blocks to reduce", [choice.reduce_scatter(of, HUGE, even=False) for of in (ONE_NODE, APART)], [NATIVE] * 2),
+        ("uneven blocks, one node", choice.all_gather(ONE_NODE, [1 << 20, 4]), SHARED_MEMORY),
+        ("uneven blocks, apart", choice.all_gather(APART, [1 << 20, 4, 0, 4]), DIRECT),
+        ("uneven blocks, several nodes", choice.all_gather(TWO_NODES, [1 << 20, 4, 4, 4]), NATIVE),
+        ("more than MPI can displace", choice.all_gather(NO_WINDOWS, [1, LARGEST_DISPLACEMENT]), PAIRWISE),
+        ("all that MPI can displace", choice.all_gather(NO_WINDOWS, [0, LARGEST_DISPLACEMENT]), NATIVE),
+        ("uneven nodes, no blocks", choice.broadcast(UNEVEN, HUGE), HIERARCHICAL),
+        ("uneven nodes", {choice.reduce_scatter(UNEVEN, HUGE), choice.all_gather(UNEVEN, [1 << 30] * 3)}, {NATIVE}),
         ("uneven nodes, least", {UNEVEN.least["reduce_scatter"], UNEVEN.least["all_gather"]}, {NEVER}),
-        ("all_to_all: only pairs know sizes", [thresholds.all_to_all(of) for of in KNOWN], [SHARED_MEMORY] + [PAIRWISE] * 4),
+        ("all_to_all: only pairs know sizes", [choice.all_to_all(of) for of in KNOWN], [SHARED_MEMORY] + [PAIRWISE] * 4),
     ):  # fmt: skip
         assert found == expected, case
 

@@ -9,8 +9,8 @@ import torch
 import mpicoll as dist
 from mpicoll._algorithms.windows import Windows
 from mpicoll._engine.registry import registry
-from mpicoll._host import thresholds
-from mpicoll._host.thresholds import NATIVE, NEVER, SHARED_MEMORY, WINDOW_FROM, Choices
+from mpicoll._host import algorithm_choice
+from mpicoll._host.algorithm_choice import NATIVE, NEVER, SHARED_MEMORY, WINDOW_FROM, Choices
 from mpicoll._mpi.topology import Topology
 from tests.behaviour.test_two_machines import REASON
 from tests.support import agree, hosts, is_open_mpi, launch
@@ -81,22 +81,22 @@ def test_which_way() -> None:
     assert choices.least_between("all_gather", (2, 1)) == NEVER
     assert choices.least_between("all_gather", (2, 2)) == choices.between_from["all_gather"][2]
     assert Choices(window_bytes=0).least_between("broadcast", (2, 2)) == NEVER
-    assert [thresholds.of_group(choices, (1,) * ranks).direct_from for ranks in (1, 2, 8)] == [NEVER, 64 << 10, 512 << 10]
+    assert [algorithm_choice.of_group(choices, (1,) * ranks).direct_from for ranks in (1, 2, 8)] == [NEVER, 64 << 10, 512 << 10]
 
 
 def test_many_nodes_leave_no_room_for_a_piece_of_every_rank() -> None:
     """Which two operations want; the others go on. (All of them gave up.)"""
     own = Choices(between_from={name: {2: 1} for name in WINDOW_FROM})
-    few, many = (thresholds.of_group(own, (64,) * nodes).least for nodes in (16, 200))
+    few, many = (algorithm_choice.of_group(own, (64,) * nodes).least for nodes in (16, 200))
     assert max(few.values()) < NEVER
     assert {operation for operation, least in many.items() if least == NEVER} == {"reduce_scatter", "all_gather"}
 
 
 def test_one_operation_without_a_window_does_not_take_it_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A table that was tuned may say so of all_reduce. (Nothing went through the window then.)"""
-    known = thresholds.of_group(Choices(window_from={**WINDOW_FROM, "all_reduce": {2: NEVER}}), (4,))
-    assert thresholds.all_reduce(known, 1 << 30) == NATIVE
-    assert thresholds.broadcast(known, 1 << 30) == SHARED_MEMORY
+    known = algorithm_choice.of_group(Choices(window_from={**WINDOW_FROM, "all_reduce": {2: NEVER}}), (4,))
+    assert algorithm_choice.all_reduce(known, 1 << 30) == NATIVE
+    assert algorithm_choice.broadcast(known, 1 << 30) == SHARED_MEMORY
     channel = SimpleNamespace(comm=SimpleNamespace(Get_rank=lambda: 0))
     made, window = Windows(channel, Topology((0,) * 4, crowded=False), Choices().chunk, lambda: False), SimpleNamespace()  # type: ignore[arg-type]
     monkeypatch.setattr(made, "_window_of", lambda ranks, most: window)

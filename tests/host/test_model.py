@@ -7,8 +7,8 @@ import torch
 
 from benchmarks import model
 from benchmarks.model import NETWORKS, Network
-from mpicoll._host import thresholds
-from mpicoll._host.thresholds import NEVER, WINDOW_FROM, Choices
+from mpicoll._host import algorithm_choice
+from mpicoll._host.algorithm_choice import NEVER, WINDOW_FROM, Choices
 from tests.host.recorder import Job
 
 pytestmark = pytest.mark.ranks(1)
@@ -102,8 +102,8 @@ def test_no_choice_is_slower_than_mpi(name: str) -> None:
     operation, dtype = OPERATIONS[name]
     slower = {}
     for (nodes, per_node), times in product(SHAPES, (1, 6)):
-        job = Job(nodes * per_node, per_node, thresholds.choices())
-        known, whole = thresholds.of_group(job.choices, [per_node] * nodes), job.ranks * dtype.itemsize
+        job = Job(nodes * per_node, per_node, algorithm_choice.choices())
+        known, whole = algorithm_choice.of_group(job.choices, [per_node] * nodes), job.ranks * dtype.itemsize
         nbytes = -(-known.least[name] * times // whole) * whole
         if known.least[name] == NEVER or nbytes > 64 * MIB or (operation in model.ROOTED and per_node == 1 and nodes > 8):
             continue

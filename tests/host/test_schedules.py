@@ -11,7 +11,7 @@ import torch
 
 from mpicoll._algorithms.direct import AHEAD, BROADCAST_LEAST, BROADCAST_PIECES, CHUNK, SLICE, broadcast_piece
 from mpicoll._algorithms.rail import LEAST_SLICE
-from mpicoll._host.thresholds import WINDOW_FROM, Choices
+from mpicoll._host.algorithm_choice import WINDOW_FROM, Choices
 from tests.host.recorder import OPERATIONS, Job, Records
 from tests.support import ROOT
 

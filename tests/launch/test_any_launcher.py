@@ -23,8 +23,8 @@ from mpicoll._base.errors import LaunchError
 from mpicoll._base.load import longer
 from mpicoll._c10d.store_world import Gather
 from mpicoll._launch import placeholders
-from mpicoll._launch.liveness import ENDED, Liveness
 from mpicoll._launch.pmi import OTHER, Server, mapping
+from mpicoll._launch.rank_connections import ENDED, Liveness
 from tests.support import LAUNCH_ENVIRONMENT, clean_environment, free_port, is_open_mpi
 
 SCRIPT = str(Path(__file__).with_name("scripts") / "as_gloo.py")

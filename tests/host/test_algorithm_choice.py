@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mpicoll._algorithms.window import Window, parts, words_nbytes
-from mpicoll._host import thresholds
-from mpicoll._host.thresholds import APART, BETWEEN, DIRECT, NATIVE, NEVER, PAGE, WINDOW_FROM, WITHIN, Choices
+from mpicoll._host import algorithm_choice as choice
+from mpicoll._host.algorithm_choice import APART, BETWEEN, DIRECT, NATIVE, NEVER, PAGE, WINDOW_FROM, WITHIN, Choices
 from mpicoll.bench import tune
 from tests.support import launch
 
@@ -22,51 +22,51 @@ def test_the_next_lower_number_of_ranks_counts() -> None:
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_buckets_of_gradients_go_through_the_window(library: str, ranks: int) -> None:
     """DDP's first bucket has 1 MiB. Up to 8 MiB two ranks called Open MPI, which kept the core from the backward pass."""
-    known = thresholds.of_group(thresholds.choices(library), [ranks])
-    assert thresholds.all_reduce(known, 1 << 20) == thresholds.SHARED_MEMORY
+    known = choice.of_group(choice.choices(library), [ranks])
+    assert choice.all_reduce(known, 1 << 20) == choice.SHARED_MEMORY
 
 
-@pytest.mark.parametrize("name", thresholds.MEASURED)
+@pytest.mark.parametrize("name", choice.MEASURED)
 def test_a_window_of_many_ranks_reduces_no_small_tensors(name: str) -> None:
     """64 ranks took MPICH's figure of 4 ranks, 1 KiB, for which a rank called 64 kernels on 16 bytes each."""
-    found = thresholds.choices(name)
-    for operation, measured in thresholds.MEASURED[name].items():
+    found = choice.choices(name)
+    for operation, measured in choice.MEASURED[name].items():
         assert [found.least(operation, ranks) for ranks in (2, 3, 4, 7)] == [measured[n] for n in (2, 2, 4, 4)]
-        each = thresholds.EACH_FROM.get(operation, 0)
+        each = choice.EACH_FROM.get(operation, 0)
         assert all(found.least(operation, ranks) == max(measured[4], ranks * each) for ranks in (8, 64, 128))
     assert found.least("all_reduce", 128) >= 128 << 10
 
 
 def test_a_variable_counts_for_many_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPICOLL_WINDOW_FROM", "1")
-    assert thresholds.choices("MPICH").least("all_reduce", 64) == 1
+    assert choice.choices("MPICH").least("all_reduce", 64) == 1
 
 
 @pytest.mark.parametrize(("operation", "most"), [("all_reduce", 64), ("reduce", 64), ("reduce_scatter", 32)])
 def test_many_nodes_reduce_by_mpi(operation: str, most: int) -> None:
     """1,024 nodes of one rank each sent 2,046 messages of 8 KiB from Python for every 8 MiB, of a tensor of any size."""
-    choose = getattr(thresholds, operation)
-    found = {nodes: choose(thresholds.of_group(Choices(), [1] * nodes), 1 << 40) for nodes in (4, most, most + 1, 1024)}
+    choose = getattr(choice, operation)
+    found = {nodes: choose(choice.of_group(Choices(), [1] * nodes), 1 << 40) for nodes in (4, most, most + 1, 1024)}
     assert found == {4: DIRECT, most: DIRECT, most + 1: NATIVE, 1024: NATIVE}
 
 
 def test_many_nodes_exchange_half_precision_and_blocks() -> None:
-    groups = {nodes: thresholds.of_group(Choices(), [1] * nodes) for nodes in (128, 129, 1024)}
-    assert [thresholds.all_reduce(known, 1 << 30, widened=True) for known in groups.values()] == [DIRECT, NATIVE, NATIVE]
+    groups = {nodes: choice.of_group(Choices(), [1] * nodes) for nodes in (128, 129, 1024)}
+    assert [choice.all_reduce(known, 1 << 30, widened=True) for known in groups.values()] == [DIRECT, NATIVE, NATIVE]
     known = groups[1024]
-    assert thresholds.all_gather(known, [1 << 20] * 1024) == thresholds.broadcast(known, 1 << 30) == DIRECT
-    assert thresholds.all_gather(known, [1 << 19] * 1024) == thresholds.broadcast(known, 1 << 28) == NATIVE
+    assert choice.all_gather(known, [1 << 20] * 1024) == choice.broadcast(known, 1 << 30) == DIRECT
+    assert choice.all_gather(known, [1 << 19] * 1024) == choice.broadcast(known, 1 << 28) == NATIVE
 
 
 def test_many_ranks_or_nodes_leave_the_network_to_mpi() -> None:
     """A slot had 448 bytes for each of 512 ranks, so that a rank made 150,528 copies for 64 MiB of a reduce_scatter."""
-    known = {(nodes, ranks): thresholds.of_group(Choices(), [ranks] * nodes) for nodes in (8, 16, 64) for ranks in (2, 8, 64)}
+    known = {(nodes, ranks): choice.of_group(Choices(), [ranks] * nodes) for nodes in (8, 16, 64) for ranks in (2, 8, 64)}
 
-    def uses(choose: Callable[[thresholds.Thresholds, int], str]) -> list[tuple[int, int]]:
+    def uses(choose: Callable[[choice.Thresholds, int], str]) -> list[tuple[int, int]]:
         return [shape for shape, each in known.items() if choose(each, 1 << 40) != NATIVE]
 
-    assert uses(thresholds.all_reduce) == [(8, 2), (8, 8), (16, 2), (16, 8), (64, 2), (64, 8)]
-    assert uses(thresholds.reduce_scatter) == [(8, 8), (16, 8), (64, 8)]
+    assert uses(choice.all_reduce) == [(8, 2), (8, 8), (16, 2), (16, 8), (64, 2), (64, 8)]
+    assert uses(choice.reduce_scatter) == [(8, 8), (16, 8), (64, 8)]
 
 
 def test_a_measured_table_decides_between_nodes() -> None:
@@ -103,18 +103,18 @@ def test_variables_and_file_decide(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     tune.write(file, BETWEEN, {"all_reduce": 5000}, 4, {"cpu": "any"})
     tune.write(file, APART, {"all_reduce": 6001, "reduce": NEVER}, 4, {"cpu": "any"})
     monkeypatch.setenv("MPICOLL_TUNING", str(file))
-    found = thresholds.choices()
+    found = choice.choices()
     assert found.least("all_reduce", 2) == 4096
     assert found.least("broadcast", 2) == NEVER
     assert found.window_from["reduce"] == WINDOW_FROM["reduce"]  # what the file does not say
     assert [found.least_between("all_reduce", (2,) * nodes) for nodes in (2, 4, 9)] == [5000] * 3
-    assert found.between_from["reduce"] == thresholds.BETWEEN_FROM["reduce"]
+    assert found.between_from["reduce"] == choice.BETWEEN_FROM["reduce"]
     assert [found.least_apart("all_reduce", nodes) for nodes in (2, 4, 9)] == [2 * 1501, 4 * 1501, 9 * 1501]
     assert found.least_apart("reduce", 4) == NEVER
-    assert found.apart_from["broadcast"] == thresholds.APART_FROM["broadcast"]
+    assert found.apart_from["broadcast"] == choice.APART_FROM["broadcast"]
     monkeypatch.setenv("MPICOLL_WINDOW_FROM", "77")
-    assert thresholds.choices().least("all_reduce", 5) == 77
-    assert thresholds.choices().least_apart("all_reduce", 5) == 5 * 77
+    assert choice.choices().least("all_reduce", 5) == 77
+    assert choice.choices().least_apart("all_reduce", 5) == 5 * 77
 
 
 @pytest.mark.parametrize(
@@ -126,14 +126,14 @@ def test_a_file_that_is_no_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         file.write_text(text)
     monkeypatch.setenv("MPICOLL_TUNING", str(file))
     with pytest.raises(ValueError, match=r"MPICOLL_TUNING=.*table.json: not a table of `python -m mpicoll.bench tune`"):
-        thresholds.choices()
+        choice.choices()
 
 
 def test_each_mpi_has_a_table_and_an_unknown_one_takes_the_larger_figures() -> None:
-    ours, theirs = (thresholds.choices(name).window_from["broadcast"][2] for name in ("Open MPI v5.0.11", "MPICH Version: 5"))
-    assert (ours, theirs) == tuple(thresholds.MEASURED[name]["broadcast"][2] for name in ("Open MPI", "MPICH"))
-    assert thresholds.choices("Another MPI").window_from["broadcast"][2] == max(ours, theirs)
-    for table in (*thresholds.MEASURED.values(), thresholds.BETWEEN_FROM, thresholds.APART_FROM):
+    ours, theirs = (choice.choices(name).window_from["broadcast"][2] for name in ("Open MPI v5.0.11", "MPICH Version: 5"))
+    assert (ours, theirs) == tuple(choice.MEASURED[name]["broadcast"][2] for name in ("Open MPI", "MPICH"))
+    assert choice.choices("Another MPI").window_from["broadcast"][2] == max(ours, theirs)
+    for table in (*choice.MEASURED.values(), choice.BETWEEN_FROM, choice.APART_FROM):
         assert set(table) == set(WINDOW_FROM)
 
 
@@ -149,17 +149,17 @@ def test_a_table_keeps_what_it_knows_of_other_numbers_of_ranks(tmp_path: Path) -
         tune.write(file, WITHIN, {"all_reduce": least}, ranks, {})
     tune.write(file, BETWEEN, {"all_reduce": 40}, 2, {})
     assert json.loads(file.read_text())["window_from"] == {"all_reduce": {"2": 20, "8": 30}}
-    assert thresholds.load(file) == {WITHIN: {"all_reduce": {2: 20, 8: 30}}, BETWEEN: {"all_reduce": {2: 40}}, APART: {}}
+    assert choice.load(file) == {WITHIN: {"all_reduce": {2: 20, 8: 30}}, BETWEEN: {"all_reduce": {2: 40}}, APART: {}}
 
 
 @pytest.mark.parametrize("operation", WINDOW_FROM)
 def test_what_tune_compares(operation: str) -> None:
     """mpicoll's algorithm and MPI's. For half precision, too, MPI's must not be replaced by a direct exchange."""
-    apart = thresholds.of_group(Choices(), (1, 1, 1, 1))
+    apart = choice.of_group(Choices(), (1, 1, 1, 1))
     choose = {
-        "halves": lambda known, nbytes: thresholds.all_reduce(known, nbytes, widened=True),
-        "all_gather": lambda known, nbytes: thresholds.all_gather(known, [nbytes // 4] * 4),
-    }.get(operation, getattr(thresholds, operation, None))
+        "halves": lambda known, nbytes: choice.all_reduce(known, nbytes, widened=True),
+        "all_gather": lambda known, nbytes: choice.all_gather(known, [nbytes // 4] * 4),
+    }.get(operation, getattr(choice, operation, None))
     ways = [{choose(tune.only(apart, operation, least), nbytes) for nbytes in (1 << 10, 1 << 20)} for least in (1, NEVER)]
     assert ways == [{DIRECT}, {NATIVE}]
 
@@ -206,6 +206,6 @@ def test_tune_writes_a_table_that_is_read(tmp_path: Path, ranks: int, node_size:
     done = launch(ranks, "-m", "mpicoll.bench", "tune", "--quick", "--out", str(file), timeout_s=100, env=pretended)
     assert done.returncode == 0, done.stderr
     assert f"use it with MPICOLL_TUNING={file}" in done.stdout
-    found = thresholds.load(file)[table]
-    assert set(found) == set(WINDOW_FROM) - (thresholds.EVEN if (ranks, table) == (3, BETWEEN) else set())
+    found = choice.load(file)[table]
+    assert set(found) == set(WINDOW_FROM) - (choice.EVEN if (ranks, table) == (3, BETWEEN) else set())
     assert {n for sizes in found.values() for n in sizes} == {number}

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from mpicoll._base.errors import MpicollError
 from mpicoll._base.facts import UNKNOWN, Facts, last_collective
-from mpicoll._base.torch_errors import GroupDestroyed
+from mpicoll._base.group_errors import GroupDestroyed
 from mpicoll._base.waits import BOARD_S, LOOK_S, RAISES_S
 from mpicoll._mpi.boards import MOST, Boards
 from mpicoll._tensors import signatures

@@ -13,7 +13,7 @@ import torch
 import mpicoll
 from mpicoll._api import groups
 from mpicoll._faults import culprits
-from mpicoll._faults.ledger import LOOKS, MOST_GROUPS, PATIENT_LOOKS, REMEMBERED, WORLD_ENDED, Ledger
+from mpicoll._faults.call_comparison import LOOKS, MOST_GROUPS, PATIENT_LOOKS, REMEMBERED, WORLD_ENDED, Ledger
 from mpicoll._mpi.boards import MOST, NBYTES, Boards
 from mpicoll._mpi.shared_segment import Segment
 from mpicoll._tensors import signatures
