@@ -38,6 +38,7 @@ def train(model: torch.nn.Module, group: dist.ProcessGroup | int) -> None:
         optimizer.zero_grad()
         (model(x) - (3 * x + 1)).square().mean().backward()
         for parameter in model.parameters():
+            assert parameter.grad is not None
             dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
         optimizer.step()
         if step % EVERY == 0 and isinstance(group, dist.ProcessGroup):
@@ -62,9 +63,11 @@ def main() -> None:
         sys.exit("weights_to_servers: at least 2 ranks are needed, a trainer and a server")
     serves = job.Get_rank() >= job.Get_size() // 2  # [1]
     own = job.Split(color=serves)
+    assert isinstance(own, MPI.Intracomm)
     dist.init_process_group(comm=own)  # [2]
-    is_member = serves or dist.get_rank() == 0
-    group = dist.new_group(comm=job.Split(0 if is_member else MPI.UNDEFINED))  # [3]
+    both = job.Split(0 if serves or dist.get_rank() == 0 else MPI.UNDEFINED)
+    assert isinstance(both, MPI.Intracomm)
+    group = dist.new_group(comm=both)  # [3]
 
     torch.manual_seed(dist.get_rank())
     model = torch.nn.Linear(1, 1)

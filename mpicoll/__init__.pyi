@@ -6,8 +6,6 @@ tests/project/test_types.py holds that every name of mpicoll.__all__ has a type 
 from collections.abc import Sequence
 from datetime import timedelta
 
-from mpi4py.MPI import Intracomm
-from torch import device
 from torch._C._distributed_c10d import (
     AllToAllOptions as AllToAllOptions,
     AllreduceCoalescedOptions as AllreduceCoalescedOptions,
@@ -101,6 +99,7 @@ from mpicoll._api.barriers import monitored_barrier as monitored_barrier
 from mpicoll._api.groups import (
     init_process_group as init_process_group,
     get_reconfigure_handle as get_reconfigure_handle,
+    new_group as new_group,
     reconfigure as reconfigure,
     shrink as shrink,
     shrink_group as shrink_group,
@@ -164,20 +163,6 @@ __version__: str
 
 # torch's own functions, by what they return on a member. A rank outside the group gets GroupMember.NON_GROUP_MEMBER, an int,
 # which every operation takes for ``group``; with torch's type, no call would fit and no method of a group could be called.
-def new_group(
-    ranks: Sequence[int] | None = None,
-    timeout: timedelta | None = None,
-    backend: str | Backend | None = None,
-    pg_options: object | None = None,
-    use_local_synchronization: bool = False,
-    group_desc: str | None = None,
-    device_id: device | None = None,
-    sort_ranks: bool = True,
-    *,
-    comm: Intracomm | None = None,
-) -> ProcessGroup:
-    """Makes a group of these global ranks; None: of all (collective over the default group). Or of the ranks of ``comm``."""
-
 def new_subgroups(
     group_size: int | None = None,
     group: ProcessGroup | None = None,
