@@ -225,9 +225,9 @@ def get_reconfigure_handle() -> str:
     Example:
         >>> handle = dist.get_reconfigure_handle()  # "mpi:0:node1:4711": rank in MPI.COMM_WORLD, host, process
     """
-    from mpicoll._c10d import membership
+    from mpicoll._c10d import shrinking
 
-    return membership.handle()
+    return shrinking.handle()
 
 
 def reconfigure(uuid: int, handles: Sequence[str] | Set[str], timeout: timedelta | None = None) -> ProcessGroup:
@@ -257,10 +257,10 @@ def reconfigure(uuid: int, handles: Sequence[str] | Set[str], timeout: timedelta
         >>> dist.all_gather_object(handles, dist.get_reconfigure_handle())
         >>> group = dist.reconfigure(1, handles)  # handles[1:], called by these processes alone, leaves rank 0 out
     """
-    from mpicoll._c10d import membership
+    from mpicoll._c10d import shrinking
 
     limit_s = None if timeout is None else timeout.total_seconds()
-    return membership.reconfigure(uuid, handles, limit_s)  # type: ignore[no-any-return]
+    return shrinking.reconfigure(uuid, handles, limit_s)  # type: ignore[no-any-return]
 
 
 def shrink(timeout: timedelta | None = None) -> ProcessGroup:
@@ -287,9 +287,9 @@ def shrink(timeout: timedelta | None = None) -> ProcessGroup:
         ... except dist.PeerLost:
         ...     group = dist.shrink()
     """
-    from mpicoll._c10d import membership  # it needs MPI, which `from mpicoll import shrink` does not start
+    from mpicoll._c10d import shrinking  # it needs MPI, which `from mpicoll import shrink` does not start
 
-    return membership.shrink(None if timeout is None else timeout.total_seconds())  # type: ignore[no-any-return]
+    return shrinking.shrink(None if timeout is None else timeout.total_seconds())  # type: ignore[no-any-return]
 
 
 def shrink_group(
@@ -324,9 +324,9 @@ def shrink_group(
     """
     if of(group) is None:
         return torch.distributed.shrink_group(ranks_to_exclude, group, shrink_flags, pg_options)
-    from mpicoll._c10d import membership
+    from mpicoll._c10d import shrinking
 
-    return membership.without(ranks_to_exclude, group, shrink_flags)  # type: ignore[no-any-return]
+    return shrinking.without(ranks_to_exclude, group, shrink_flags)  # type: ignore[no-any-return]
 
 
 # -- the communicator of a group ---------------------------------------------------------------------------------------------

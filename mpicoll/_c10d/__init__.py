@@ -11,9 +11,9 @@
     operations        torch's methods, translated for the engine; a base of every adapter
       backend         the adapter for torch >= 2.14
       torch213/       the adapters for torch <= 2.13
-    membership        reconfigure, shrink and shrink_group
+    shrinking         reconfigure, shrink and shrink_group
     ddp               two wrappers for DDP, which expects C++ objects
-    failed_calls      what torch's own code refuses
+    refused_by_torch  what torch's own code refuses
     dynamo            keeps torch.compile out of our code
 
 `import torch` imports the first four; the others are imported when the first group is made.

@@ -30,7 +30,7 @@ _TABLE: dict[tuple[str, str], dict[str, str]] = {
         f"{C10D}._new_process_group_helper": 'libraries call it with "mpi", where torch has a branch for its own MPI',
     },
     ("import torch, torch >= 2.13", "_c10d/register.py"): {
-        f"{C10D}.shrink_group": "looks at the backend of the group; torch makes the new group of C++ backends only: `membership`",
+        f"{C10D}.shrink_group": "looks at the backend of the group; torch makes the new group of C++ backends only: `shrinking`",
     },
     ("import torch, torch <= 2.13", "_c10d/names.py"): {
         f"{C10D}.Backend._plugins": "our two plugins are there only while torch makes an mpicoll group: Note [Hidden plugins]",

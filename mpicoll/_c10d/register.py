@@ -191,16 +191,16 @@ def _for_shrink(arguments: dict[str, Any]) -> wrapping.Handler | None:
 
 
 def _handler(name: str, arguments: dict[str, Any]) -> wrapping.Handler:
-    """Loads `mpicoll._c10d.init`, which starts MPI (with all ranks), or `membership`, and returns its function of this name."""
+    """Loads `mpicoll._c10d.init`, which starts MPI (with all ranks), or `shrinking`, and returns its function of this name."""
     ensure()
     from mpicoll._faults.watch import end_job_after
 
     handler: wrapping.Handler
     with end_job_after(name, wrapping.limit(wrapping.complete(arguments))), _collections_put_off():
         if name == "shrink_group":
-            from mpicoll._c10d import membership
+            from mpicoll._c10d import shrinking
 
-            handler = membership.shrink_group
+            handler = shrinking.shrink_group
         else:
             from mpicoll._c10d import init
 

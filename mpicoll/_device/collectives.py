@@ -80,13 +80,7 @@ class DeviceCollectives:
         self.messages = DeviceMessages(channel, choices.direct, near, checked)
         self.taken: Counter[Way] = Counter()  # number of collectives per path; read by tests
 
-    def check(self, operation: str, device: torch.device) -> None:
-        """Raises RuntimeError if the device's stream is being captured into a CUDA graph."""
-        if streams.capturing():
-            raise RuntimeError(
-                f"{operation}: a tensor is on {device}, whose stream is being captured into a CUDA graph; MPI cannot be "
-                "captured: communicate outside of torch.cuda.graph(), or use NCCL there"
-            )
+    check = staticmethod(streams.refuse_capture)
 
     def _call(self, memories: Sequence[Tensor], signature: Signature, function: Callable[..., object], *arguments: Any) -> Call:
         """Returns a Call that runs on internal streams, after the work that the caller has launched until now."""

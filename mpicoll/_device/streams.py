@@ -41,8 +41,16 @@ _thread = threading.local()
 
 
 def capturing() -> bool:
-    """True if the current stream is being captured into a CUDA graph, in which nothing may wait."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def refuse_capture(operation: str, device: torch.device) -> None:
+    """Raises RuntimeError if the current stream is being captured into a CUDA graph, in which nothing may wait."""
+    if capturing():
+        raise RuntimeError(
+            f"{operation}: a tensor is on {device}, whose stream is being captured into a CUDA graph; MPI cannot be "
+            "captured: communicate outside of torch.cuda.graph(), or use NCCL there"
+        )
 
 
 def marks(devices: Iterable[torch.device]) -> list[Mark]:

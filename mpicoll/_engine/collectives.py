@@ -60,10 +60,7 @@ def copying_back(backend: Backend, call: Call, tensors: Sequence[Tensor], memori
 
 
 def refusing(method: F) -> F:
-    """Decorates a collective whose call takes its place in the order if its arguments are wrong: Note [A refusal is a call].
-
-    The collectives of a few microseconds say the same themselves.
-    """
+    """Gives a call with wrong arguments its place: Note [A refusal is a call]. The fastest collectives do so themselves."""
 
     @functools.wraps(method)
     def wrapped(self: Collectives, *args: Any, **kwargs: Any) -> Any:

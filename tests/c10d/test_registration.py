@@ -77,7 +77,7 @@ def test_loading_our_modules_starts_no_full_collection(enabled: bool) -> None:
     assert (done.returncode, done.stdout) == (0, f"[] {enabled}\n"), done
 
 
-RARE = "_c10d.membership", "_c10d.windows", "_device.collectives", "_launch", "autograd", "nn", "optim", "rpc"
+RARE = "_c10d.shrinking", "_c10d.windows", "_device.collectives", "_launch", "autograd", "nn", "optim", "rpc"
 
 
 @pytest.mark.launch
