@@ -41,8 +41,8 @@ class Runtime:
         self.base = base  # the user's own communicator until ``comm`` exists, which takes its place: the user may free it
         self.own = own  # mpicoll has made the base, so that it need not be duplicated; the program has no handle of it
         self.frees_base = False  # at the end of this world
-        self._of_all, self._of_one = base == MPI.COMM_WORLD, base == MPI.COMM_SELF
-        self.given = not (own or self._of_all or self._of_one)  # the base is a communicator of the user, who may free it
+        self._of_all = base == MPI.COMM_WORLD
+        self.given = not (own or self._of_all or base == MPI.COMM_SELF)  # the base is a communicator of the user, who may free it
         self.rank: int = base.Get_rank()
         self.size: int = base.Get_size()
         self.thread_level: int = MPI.Query_thread()
@@ -81,11 +81,11 @@ class Runtime:
             self.base = process.last_base = comm
 
     def free(self) -> None:
-        """Frees ``comm``, unless it is that of the current world, or of all ranks."""
-        if "comm" in self.__dict__ and self is not current() and self.comm != world_comm():
+        """Frees ``comm``, unless it is that of the current world, or of all ranks, or the base. May be called again."""
+        comm = self.__dict__.get("comm")
+        if comm and not self.own and self is not current() and comm != world_comm():  # a freed one is false
             with self.lock:
-                self.comm.Free()
-            del self.comm
+                comm.Free()
 
     @cached_property
     def local_rank(self) -> int:
@@ -147,11 +147,9 @@ class Process:
         runtime, self._current = self._current, None
         if not free or runtime is None or finalized():
             return
-        with runtime.lock:
-            comm = runtime.__dict__.get("comm")
-            if comm not in (None, self._world_comm) and (runtime.given or comm != runtime.base):
-                comm.Free()
-            if runtime.frees_base:
+        runtime.free()
+        if runtime.frees_base:
+            with runtime.lock:
                 runtime.base.Free()
 
     def current(self) -> Runtime | None:

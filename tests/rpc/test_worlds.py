@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from mpi4py import MPI
 
 import mpicoll
 from mpicoll import rpc
@@ -226,6 +227,27 @@ def test_a_callee_whose_process_has_ended(rank: int, size: int) -> None:
     rpc.shutdown(graceful=False)
     expected = r"worker 'worker1' \(rank 1\) has left before it answered sleep: its process \d+ on host here has ended"
     agree(rank > 0 or re.fullmatch(expected, said), said)
+
+
+@pytest.mark.parametrize("made", ["of a communicator", "again"])
+def test_shutdown_after_the_world_has_gone(made: str, no_world: None, rank: int, size: int) -> None:
+    """It freed the communicator of the world a second time."""
+    if made == "again":
+        mpicoll.init_process_group()
+        handles: list[str] = [""] * size
+        mpicoll.all_gather_object(handles, mpicoll.get_reconfigure_handle())
+        mpicoll.reconfigure(7_353, handles)
+    else:
+        comm = MPI.COMM_WORLD.Split(0, -rank)
+        mpicoll.init_process_group(comm=comm)
+        comm.Free()
+    place = mpicoll.get_rank()
+    rpc.init_rpc(f"worker{place}")
+    found = rpc.rpc_sync(f"worker{(place + 1) % size}", torch.add, (torch.ones(1), place))
+    mpicoll.barrier()
+    mpicoll.destroy_process_group()
+    rpc.shutdown()
+    agree(found.item() == place + 1, found)
 
 
 @pytest.mark.min_ranks(2)
