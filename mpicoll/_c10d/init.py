@@ -183,7 +183,7 @@ class _Spanning(NamedTuple):
     pg_options: Any
 
 
-_numbers = itertools.count(1)  # of groups that `spanning` has made; torch's own number must be equal on all ranks of a world
+_numbers = itertools.count(1)  # for the names of `spanning` groups; torch's counter must stay equal on all ranks of a world
 
 
 def spanning(comm: MPI.Intracomm, timeout: timedelta | None = None, pg_options: Any = None, group_desc: str | None = None) -> Any:

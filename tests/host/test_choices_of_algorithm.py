@@ -51,7 +51,7 @@ def test_around_each_threshold(operation: str) -> None:
         ("several nodes", TWO_NODES, {at - 4: below, at: HIERARCHICAL}),
         ("a node for each rank", APART, {apart - 4: NATIVE, apart: DIRECT}),
         (
-            "the same, and no windows: none is needed",
+            "a node for each rank, without windows",
             choice.of_group(CHOICES, (1,) * 4, possible=False),
             {apart: DIRECT},
         ),
