@@ -125,7 +125,7 @@ class Messages(Collectives):
     def _carry_out(self, message: MessageWork) -> None:
         pause = Backoff(message.other_side(), moves=message.moves).pause
         try:
-            with bell.bell.meeting(message.other_side()):
+            with bell.Meeting(bell.bell, message.other_side()):
                 while not message.test():
                     if self.broken is not None:
                         message.cancel()

@@ -126,7 +126,7 @@ class Poller:
         now = time.monotonic()
         deadline, spin_until = now + seconds, now + Backoff.SPIN_S
         peer = work.other_side() if isinstance(work, MessageWork) else None
-        with bell.bell.meeting(peer):
+        with bell.Meeting(bell.bell, peer):
             while not work._done and time.monotonic() < spin_until:
                 self.poll()
             if not work._done:

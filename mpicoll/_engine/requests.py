@@ -15,7 +15,7 @@ from mpicoll._engine.work import Work
 from mpicoll._faults import culprits
 from mpicoll._faults.group_state import GroupState
 from mpicoll._mpi import bell, runtime
-from mpicoll._mpi.backoff import slowest_s
+from mpicoll._mpi.backoff import looks
 from mpicoll._mpi.errors import MPIException, translate
 from mpicoll._tensors import storages
 from mpicoll._tensors.calls import Transfer
@@ -35,7 +35,7 @@ class MessageWork(Work):
     """
 
     held: Held | None = None
-    _met: float | None = None  # since when the other side waits for this rank
+    _met = 0  # looks since the other side waits for this rank
     _mutex = threading.Lock()  # of all messages: it is held for moments
 
     def __init__(self, group: GroupState, operation: str, transfer: Transfer, tensor: Tensor, peer: int | None) -> None:
@@ -75,16 +75,15 @@ class MessageWork(Work):
         return None if self.peer is None else self.group.channel.ranks[self.peer]
 
     def moves(self) -> bool:
-        """Whether the message may move now: the other side waits for this rank, not for longer than a slow message takes.
+        """Whether the message may move now: the other side waits for this rank, not for more looks than a message takes.
 
         In shared memory a message moves only while both sides call MPI.
         """
         if not bell.bell.meets(self.other_side()):
-            self._met = None
+            self._met = 0
             return False
-        now = monotonic()
-        self._met = now if self._met is None else self._met
-        return now - self._met < slowest_s(self.tensor.nbytes)
+        self._met += 1
+        return self._met < looks(self.tensor.nbytes)
 
     def cancel(self) -> None:
         """Cancels a receive. MPI keeps a send, and a message that has begun to move; we then keep its memory."""

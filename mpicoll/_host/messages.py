@@ -62,8 +62,7 @@ class HostMessages:
                 return None
             target = memory if found.nbytes <= memory.nbytes else torch.empty(found.nbytes, dtype=torch.uint8, device="cpu")
             request = channel.comm.Irecv(spec(target.data_ptr(), found.nbytes), found.source, found.tag)
-        self.wake(found.source)
-        with self._bell.meeting(channel.ranks[found.source]):
+        with bell.Meeting(self._bell, channel.ranks[found.source]):
             channel.wait_all([request])
         if target is not memory:
             raise truncated()

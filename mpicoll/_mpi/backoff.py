@@ -25,9 +25,12 @@ class Naps(NamedTuple):
         return min(max(self.shortest_s, self.share * waited_s), self.longest_s)
 
 
-def slowest_s(nbytes: int) -> float:
-    """Returns the seconds after which a message of so many bytes has ended, if it moves."""
-    return 0.1 + nbytes / 100e6
+def looks(nbytes: int) -> int:
+    """Returns after how many looks a message of so many bytes has ended, if it moves.
+
+    Each moves 8 KiB at least and takes 1 us at least. Time says less: other programs may use the core between two looks.
+    """
+    return 100_000 + nbytes // 128
 
 
 class Backoff:

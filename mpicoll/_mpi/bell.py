@@ -6,7 +6,7 @@
         board says that it is waited for, it rings the ranks that sleep for it.
 
 Reading a word takes 0.05 us. The last of p ranks to come rings p - 1 times, others ring those that have come to wait for them.
-Another word says for whose message a rank waits (`Bell.meeting`): two ranks that wait for each other both stay awake.
+Another word says for whose message a rank waits (`Meeting`): two ranks that wait for each other both stay awake.
 The second bell is for threads that wait for control messages of any rank: of RPC, and of the store. Nobody else looks at it.
 
 The threads of a process share a bell, no fence stands between [4] and its look at the word, and a rank may ring too early.
@@ -25,7 +25,7 @@ import platform
 import sys
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from mpicoll._mpi.boards import BELL_WORDS, Boards
 
@@ -47,18 +47,16 @@ def _step_aside(core: int) -> None:
             os.sched_setaffinity(0, allowed)
 
 
-class Time(ctypes.Structure):
-    _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
-
-
 class Meeting:
-    """See `Bell.meeting`. A class, since a generator takes 1 us longer."""
+    """Shows for whose message this rank waits meanwhile (None: of any rank), for `Bell.meets`. Wakes that rank."""
 
-    def __init__(self, words: memoryview[int], at: int, whom: int) -> None:
-        self._words, self._at, self._whom = words, at, whom
+    def __init__(self, bell: Bell, rank: int | None) -> None:  # a generator takes 1 us longer
+        self._words, self._at, self._whom = bell.words, bell._mine + MEETS, 0 if rank is None else rank + 1
+        self._bell, self._theirs = bell, bell.places([] if rank is None else [rank])
 
     def __enter__(self) -> None:
         self._before, self._words[self._at] = self._words[self._at], self._whom
+        self._bell.call(self._theirs)  # they see now that they must stay awake
 
     def __exit__(self, *error: object) -> None:
         self._words[self._at] = self._before
@@ -107,16 +105,12 @@ class Bell:
         if not POSSIBLE:
             time.sleep(seconds)
             return False
-        limit = Time(int(seconds), int(seconds % 1 * 1e9))
+        limit = (ctypes.c_long * 2)(int(seconds), int(seconds % 1 * 1e9))  # struct timespec
         self._call(self._mine, WAIT, rings, ctypes.byref(limit))
         if self.words[self._mine + RINGS] == rings:
             return False
         _step_aside(self.words[self._mine + CORE])
         return True
-
-    def meeting(self, rank: int | None) -> Meeting:
-        """Shows for whose message this rank waits meanwhile (None: of any rank), for `meets`."""
-        return Meeting(self.words, self._mine + MEETS, 0 if rank is None else rank + 1)
 
     def meets(self, rank: int | None) -> bool:
         """Whether a rank of the world waits for a message of this one."""
@@ -141,10 +135,13 @@ class Bell:
 
     def come(self) -> None:
         """[4] Wakes those that sleep for this rank."""
-        words, me = self.words, self._own + 1
-        words[self.wanted] = 0
-        for rank, at in self._at.items():
-            if words[at] in (me, ANYBODY) and rank != self._own:
+        self.words[self.wanted] = 0
+        self.call(at for rank, at in self._at.items() if rank != self._own)
+
+    def call(self, places: Iterable[int]) -> None:
+        """[4] Wakes those of the ranks of these `places` that sleep for this one."""
+        for at in places:
+            if self.words[at] in (self._own + 1, ANYBODY):
                 self.ring(at)
 
     def _call(self, at: int, what: int, value: int, limit: object) -> None:

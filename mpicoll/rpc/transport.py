@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpicoll._base.errors import WorkerLeft
 from mpicoll._mpi import bell
-from mpicoll._mpi.backoff import Backoff, slowest_s
+from mpicoll._mpi.backoff import Backoff, looks
 from mpicoll.rpc import wire
 from mpicoll.rpc.futures import PendingCalls
 from mpicoll.rpc.options import DeviceMaps
@@ -42,7 +42,7 @@ class Transport:
         self._testing = threading.Lock()  # held while some of _sending are not in it
         self._receiving: list[tuple[list[Any], wire.IncomingMessage]] = []
         self._to_itself: deque[wire.IncomingMessage] = deque()
-        self._moves_until = 0.0
+        self._looks = 0  # in which what is under way may move
 
     def send(self, kind: int, worker: WorkerInfo, call: int, obj: Any) -> None:
         """Starts sending an object. ``call``: number of the call that the message belongs to; 0: none.
@@ -81,11 +81,12 @@ class Transport:
             self._expect(message.blocks)
 
     def _expect(self, blocks: Sequence[tuple[int, int]]) -> None:
-        self._moves_until = max(self._moves_until, time.monotonic() + slowest_s(sum(nbytes for _, nbytes in blocks)))
+        self._looks = max(self._looks, looks(sum(nbytes for _, nbytes in blocks)))
 
     def moving(self) -> bool:
         """Whether messages are under way that may move now. In shared memory they do while both sides call MPI."""
-        return bool(self._sending or self._receiving) and time.monotonic() < self._moves_until
+        self._looks -= 1
+        return bool(self._sending or self._receiving) and self._looks > 0
 
     def arrived(self) -> list[wire.IncomingMessage]:
         """Looks once and returns the messages that are complete."""

@@ -182,14 +182,28 @@ def test_whom_a_rank_rings(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_waits_for_a_message_of_whom() -> None:
     segment, ranks = Segment(mmap.mmap(-1, 3 * NBYTES), ordered=True), range(3)
     bells = [bell.Bell(Boards(segment, ranks, own), own) for own in ranks]
-    with bells[0].meeting(1):
+    with bell.Meeting(bells[0], 1):
         assert [each.meets(0) for each in bells] == [False, True, False]
-        with bells[0].meeting(2):
+        with bell.Meeting(bells[0], 2):
             assert [each.meets(0) for each in bells] == [False, False, True]
         assert bells[1].meets(0)
     assert not bells[1].meets(0)
     assert not bells[1].meets(None)
     assert not bells[1].meets(3)  # of another node
+
+
+def test_who_is_woken_by_a_wait_for_its_message_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other way round it looked too early, did not see that a large message may move, and slept again."""
+    segment, ranks = Segment(mmap.mmap(-1, 3 * NBYTES), ordered=True), range(3)
+    bells = [bell.Bell(Boards(segment, ranks, own), own) for own in ranks]
+    seen = []
+    monkeypatch.setattr(bells[0], "ring", lambda at: seen.append((at, bells[1].meets(0))))
+    bells[1].listen(2)
+    with bell.Meeting(bells[0], 1):
+        assert seen == []  # it sleeps for another one
+    bells[1].listen(0)
+    with bell.Meeting(bells[0], 1):
+        assert seen == [(bells[0].places([1])[0], True)]
 
 
 @pytest.mark.ranks(2)
