@@ -8,6 +8,7 @@ start the operations in the same order: two exchanges of the same pair match in 
 from __future__ import annotations
 
 import ctypes
+import math
 import time
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
@@ -135,7 +136,7 @@ def _exchange_pieces(channel: Channel, sends: Sequence[tuple[int, Block]], recei
             for (peer, _), piece in zip(sends, pieces, strict=True)
             if piece is not None
         ]
-    backoff, yields = Backoff(), not channel.in_background()
+    pause = Backoff(yield_s=Backoff.YIELD_S if channel.in_background() else math.inf).pause
     received = dict.fromkeys((peer for peer, _ in receives), 0)
     piece_of: dict[int, int] = {}  # the size of a message's first piece, by rank
     surplus: list[Any] = []
@@ -153,7 +154,7 @@ def _exchange_pieces(channel: Channel, sends: Sequence[tuple[int, Block]], recei
             if arrived.nbytes < max(PIECE, piece_of.setdefault(peer, arrived.nbytes)):
                 del waiting[peer]
         if not found:
-            backoff.pause(moving=yields)
+            pause()
     channel.wait_all(requests, large=True)
     if surplus:
         raise truncated()

@@ -35,6 +35,7 @@ channel is made.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -183,9 +184,9 @@ class Channel:
         if not self.runtime.serialized and not yields:
             request.Wait(status)
             return
-        backoff = Backoff()
+        pause = Backoff(yield_s=math.inf if yields else Backoff.YIELD_S).pause
         while not self.test(request, status):
-            backoff.pause(moving=yields)
+            pause()
 
     def barrier(self, timeout_s: float, failed: Callable[[], bool] = bool) -> bool:
         """Returns True once all ranks have called this, or False after ``timeout_s`` seconds, or if ``failed()`` (collective).

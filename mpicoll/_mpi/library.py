@@ -141,7 +141,7 @@ def _start() -> None:
     reminder.daemon = True
     reminder.start()
     try:
-        if _function("MPI_Init_thread")(None, None, level, ctypes.byref(provided)) != 0:
+        if function("MPI_Init_thread")(None, None, level, ctypes.byref(provided)) != 0:
             raise LaunchError("MPI_Init_thread failed")
     finally:
         reminder.cancel()
@@ -149,7 +149,7 @@ def _start() -> None:
         comm.Set_errhandler(MPI.ERRORS_RETURN)  # mpi4py does so where it starts MPI: errors become exceptions
 
 
-def _function(name: str) -> Callable[..., int]:
+def function(name: str) -> Callable[..., int]:
     """A function of MPI, or of a profiler (mpiP) that LD_PRELOAD has put before MPI. A call releases the interpreter lock."""
     return getattr(ctypes.CDLL(None), name, None) or getattr(ctypes.CDLL(MPI.__file__), name)  # type: ignore[no-any-return]
 
@@ -279,7 +279,7 @@ def _finalize() -> None:
     if os.getpid() != _finalizing_pid or not MPI.Is_initialized() or MPI.Is_finalized():
         return
     if not dead_processes:
-        _function("MPI_Finalize")()
+        function("MPI_Finalize")()
         return
     libc = ctypes.CDLL(None)
     if hasattr(libc, "on_exit"):  # glibc; it calls _exit(status) first of all that exit() calls, after Python has flushed

@@ -25,12 +25,7 @@ def latency(s: Shape) -> Operation:
 
     def round_trip(send: Call, receive: Call) -> Call:
         first, second = (send, receive) if s.rank == 0 else (receive, send)
-
-        def call() -> None:
-            first()
-            second()
-
-        return call
+        return lambda: (first(), second())
 
     def call_through(dist: Any, group: Any) -> Call:
         return round_trip(partial(dist.send, sent, peer, group), partial(dist.recv, received, peer, group))
@@ -66,11 +61,7 @@ def bandwidth(s: Shape) -> Operation:
     memory = Memory([(x, s.of(0))]) if s.rank == 0 else Memory([], [(x, s.of(0))])
 
     def window(start: Call, wait: Callable[[list[Any]], object], acknowledge: Call) -> Call:
-        def call() -> None:
-            wait([start() for _ in range(WINDOW)])
-            acknowledge()
-
-        return call
+        return lambda: (wait([start() for _ in range(WINDOW)]), acknowledge())
 
     def call_through(dist: Any, group: Any) -> Call:
         start, acknowledge = (dist.isend, dist.recv) if s.rank == 0 else (dist.irecv, dist.send)

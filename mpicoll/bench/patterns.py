@@ -16,15 +16,9 @@ PERIOD = 7 * 1009  # elements
 AT_ONCE = 256  # periods compared at a time, to need little memory beside a tensor of 256 MiB
 
 FOLDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "SUM": torch.add,
-    "AVG": torch.add,
-    "PRODUCT": torch.mul,
-    "MIN": torch.minimum,
-    "MAX": torch.maximum,
-    "BAND": torch.bitwise_and,
-    "BOR": torch.bitwise_or,
-    "BXOR": torch.bitwise_xor,
-}
+    "SUM": torch.add, "AVG": torch.add, "PRODUCT": torch.mul, "MIN": torch.minimum, "MAX": torch.maximum,
+    "BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor,
+}  # fmt: skip
 
 
 def block(rank: int, start: int, dtype: torch.dtype, op: str = "SUM") -> Tensor:

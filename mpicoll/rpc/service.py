@@ -210,7 +210,7 @@ class Service:
 
     def _serve(self) -> None:
         turn = self._turn = Turn()
-        backoff = Backoff(spin_s=SPIN_S, yield_s=YIELD_S, naps=NAPS, serves=True)
+        backoff = Backoff(spin_s=SPIN_S, yield_s=YIELD_S, naps=NAPS, moves=self._transport.moving, serves=True)
         while self._turn is turn and not self._stopping:
             tasks = [] if self._waiting else self._tasks()
             came = bool(tasks)
@@ -228,7 +228,7 @@ class Service:
             elif self._waiting:
                 time.sleep(REST_S)
             else:
-                backoff.pause(self._transport.moving())
+                backoff.pause()
 
     def _stand_by(self) -> None:
         quiet, replaced = 0, None
@@ -250,7 +250,7 @@ class Service:
 
     def help(self, future: CallFuture) -> None:
         """Receives messages until this future has completed, or RPC has ended. Called by the thread that waits for it."""
-        backoff = Backoff(spin_s=SPIN_S, yield_s=YIELD_S, naps=NAPS, serves=True)
+        backoff = Backoff(spin_s=SPIN_S, yield_s=YIELD_S, naps=NAPS, moves=self._transport.moving, serves=True)
         with self._guard:
             self._waiting += 1
         try:
@@ -266,7 +266,7 @@ class Service:
                     if tasks or (not future.ended and self._pool.run_queued()):
                         backoff.reset()
                     elif not future.ended:
-                        backoff.pause(self._transport.moving())
+                        backoff.pause()
         finally:
             with self._guard:
                 self._waiting -= 1
