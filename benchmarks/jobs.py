@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-from mpicoll._base import launcher
+from mpicoll._base import inherited, torch_variables
 from mpicoll._launch.find.ask import run
 
 LIMIT_S = 600.0
@@ -18,8 +18,8 @@ class ChildFailed(Exception):
 
 def python(*words: str, env: Mapping[str, str] | None = None, limit_s: float = LIMIT_S) -> str:
     """The output of a Python process outside this job. Raises ChildFailed."""
-    own = {**launcher.without_job(os.environ), **(env or {})}
-    environ = {name: value for name, value in own.items() if name not in launcher.TORCH_VARIABLES}
+    own = {**inherited.without_job(os.environ), **(env or {})}
+    environ = {name: value for name, value in own.items() if name not in torch_variables.TORCH_VARIABLES}
     environ["PYTHONDONTWRITEBYTECODE"] = ""  # or every process would compile the source tree: 200 ms of CPU time
     ended = run([sys.executable, *words], environ, limit_s)
     if ended.status is None:

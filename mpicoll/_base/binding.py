@@ -30,6 +30,8 @@ from mpicoll._base import cpus, last_words
 from mpicoll._base.launcher import Launch
 from mpicoll._base.slurm import cpus_per_task
 
+THREADS = "OMP_NUM_THREADS"
+THREAD_SETTINGS = (THREADS, "MKL_NUM_THREADS")  # by which a user decides about the threads of torch
 YIELD_SETTING = "OMPI_MCA_mpi_yield_when_idle"  # 1: Open MPI yields its core while it waits
 
 

@@ -1,4 +1,4 @@
-"""The cores that a process may use."""
+"""The cores that a process may use, and how busy they are."""
 
 from __future__ import annotations
 
@@ -49,3 +49,11 @@ def read(path: str) -> str:
         return Path(path).read_text().strip()
     except OSError:  # not Linux, or not shown in this container
         return ""
+
+
+def longer(limit_s: float) -> float:
+    """A time limit of a test times the number of runnable processes for each usable core in the last minute, at most times 4."""
+    return round(limit_s * min(4.0, max(1.0, os.getloadavg()[0] / _usable_cores())), 1)
+
+
+_usable_cores = cache(usable_cores)

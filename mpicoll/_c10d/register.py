@@ -35,10 +35,9 @@ def autoload() -> None:
             return
         _wrap()  # first: the wrappers report any failure below
         _register(c10d)
-        from mpicoll._base import open_mpi_settings
-        from mpicoll._base.launcher import provide_torch_variables
+        from mpicoll._base import open_mpi_settings, torch_variables
 
-        provide_torch_variables()
+        torch_variables.provide()
         if "mpi4py.MPI" not in sys.modules:  # importing it starts MPI
             open_mpi_settings.provide()
         _failure = None

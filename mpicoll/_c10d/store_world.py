@@ -28,7 +28,7 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import DistError
 from torch.distributed.rendezvous import rendezvous
 
-from mpicoll._base import last_words, launcher, log, processes
+from mpicoll._base import inherited, last_words, launcher, log, processes
 from mpicoll._base.group_errors import OperationTimeout
 from mpicoll._base.waits import AFTER_LIMIT_S, PARENT_S, SHORT_LOOK_S, STOP_S
 from mpicoll._c10d import wrapping
@@ -50,7 +50,7 @@ def meet(rank: int, size: int, arguments: dict[str, Any]) -> dict[str, Any]:
     Raises:
         OperationTimeout: A rank did not come within the timeout; names it.
     """
-    for name in [name for name in os.environ if launcher.names_job(name)]:  # of an outer step: `srun torchrun`
+    for name in [name for name in os.environ if inherited.names_job(name)]:  # of an outer step: `srun torchrun`
         del os.environ[name]
     limit_s, store, method = wrapping.limit(arguments), arguments.get("store"), str(arguments.get("init_method") or ENV)
     host = os.environ["MASTER_ADDR"] if store is None and method.startswith("env:") else urlsplit(method).hostname or ""

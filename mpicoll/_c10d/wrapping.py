@@ -18,15 +18,8 @@ from typing import Any
 WORLD_NAMES = ("backend", "init_method", "timeout", "world_size", "rank", "store", "group_name", "pg_options", "device_id")
 GROUP_NAMES = ("ranks", "timeout", "backend", "backend_options", "pg_tag", "use_local_synchronization", "group_desc", "device_id")
 MEMBERS_NAMES = (
-    "group_size",
-    "group_rank",
-    "global_ranks_in_group",
-    "backend",
-    "store",
-    "group_name",
-    "backend_options",
-    "timeout",
-)
+    "group_size", "group_rank", "global_ranks_in_group", "backend", "store", "group_name", "backend_options", "timeout",
+)  # fmt: skip
 SHRINK_NAMES = ("ranks_to_exclude", "group", "shrink_flags", "pg_options")
 
 Arguments = dict[str, Any]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +35,7 @@ from mpicoll._faults.watchdog import watchdog
 from mpicoll._host import algorithm_choice
 from mpicoll._host.algorithm_choice import HIERARCHICAL
 from mpicoll._host.collectives import HostCollectives
-from mpicoll._mpi import abort, bell, boards, library, runtime
+from mpicoll._mpi import bell, boards, library, runtime
 from mpicoll._mpi.channel import Channel
 from mpicoll._mpi.errors import MPIException, not_made
 from mpicoll._mpi.runtime import Runtime
@@ -264,14 +263,7 @@ class Registry:
         """Ends what is under way. Functions of atexit that were registered before may still use the groups."""
         if runtime.finalized():
             return
-        deadline = time.monotonic() + EXIT_S
-        for communicator in [*self._groups.values(), *self._stuck]:
-            if not communicator.queue.close(max(0.0, deadline - time.monotonic())):
-                log.say(
-                    f"rank {communicator.rank} leaves while a collective that it has started on group "
-                    f"{communicator.name!r} has not ended after {EXIT_S:g} s: not every rank has called it"
-                )
-                abort.abort("exit with a collective under way")
+        exit_handshake.end_collectives([*self._groups.values(), *self._stuck])
         for communicator in self._groups.values():
             poller.cancel_all(communicator)
         poller.close()

@@ -7,7 +7,7 @@ import os
 
 import torch
 
-from mpicoll._base import binding, cpus, launcher, log
+from mpicoll._base import binding, cpus, inherited, launcher, log, torch_variables
 from mpicoll._mpi.topology import Topology
 
 
@@ -22,7 +22,7 @@ def provide(rank: int, topology: Topology) -> None:
     """
     nodes = topology.nodes
     if launcher.detect() is not None:
-        launcher.provide_node_rank([*dict.fromkeys(nodes)].index(nodes[rank]))
+        torch_variables.provide_node_rank([*dict.fromkeys(nodes)].index(nodes[rank]))
     if nodes.count(nodes[rank]) > 1 and not threads():
         _share_cores(rank, topology.share)
 
@@ -30,7 +30,7 @@ def provide(rank: int, topology: Topology) -> None:
 def threads() -> int:
     """Number of threads of torch in this rank; 0: it is torch's default, of which `provide` takes this rank's share."""
     allowed, number = cpus.allowed(), torch.get_num_threads()
-    chosen = any(name in os.environ for name in launcher.THREAD_SETTINGS)
+    chosen = any(name in os.environ for name in binding.THREAD_SETTINGS)
     return number if chosen or number not in (len(allowed), cpus.count(allowed)) else 0
 
 
@@ -40,7 +40,7 @@ def _share_cores(rank: int, share: int) -> None:
     if share >= threads:
         return
     torch.set_num_threads(share)
-    launcher.provide_here(launcher.THREADS, str(share))
+    inherited.provide_here(binding.THREADS, str(share))
     if rank == 0:
         log.say(
             f"torch computes with {share} thread{'s' * (share > 1)} in each rank instead of {threads}, because the ranks"

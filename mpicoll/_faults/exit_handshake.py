@@ -1,4 +1,4 @@
-"""The end of a program: a rank waits for all others before MPI_Finalize, and answers their questions meanwhile.
+"""The end of a program: a rank waits for its collectives, then for all others before MPI_Finalize, and answers their questions.
 
 One rank has one batch less than the others, or calls sys.exit, and the others wait in a collective that it will never call. They
 learn it from its answer (questions.py). A healthy job exchanges only the messages of one barrier.
@@ -6,8 +6,12 @@ learn it from its answer (questions.py). A healthy job exchanges only the messag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
+from mpicoll._base import log
+from mpicoll._base.waits import EXIT_S
 from mpicoll._faults import questions, roll_call
 from mpicoll._faults.call_comparison import counted
 from mpicoll._faults.inquiries import Position, ended
@@ -27,6 +31,18 @@ def expect_all() -> None:
     """
     global _all_come
     _all_come = True
+
+
+def end_collectives(groups: Iterable[Any]) -> None:
+    """Waits some seconds for the collectives that this rank has started, before its threads end. Else it ends the job."""
+    deadline = time.monotonic() + EXIT_S
+    for group in groups:
+        if not group.queue.close(max(0.0, deadline - time.monotonic())):
+            log.say(
+                f"rank {group.rank} leaves while a collective that it has started on group {group.name!r} has not ended after "
+                f"{EXIT_S:g} s: not every rank has called it"
+            )
+            abort.abort("exit with a collective under way")
 
 
 def leave(begun: Callable[[str], int], meanwhile: Callable[[], object], state: Callable[[int], str]) -> None:

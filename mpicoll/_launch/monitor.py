@@ -28,7 +28,8 @@ import time
 from typing import TYPE_CHECKING
 
 from mpicoll._base import last_words
-from mpicoll._base.launcher import SUPERVISOR, detect
+from mpicoll._base.inherited import SUPERVISOR
+from mpicoll._base.launcher import detect
 from mpicoll._base.waits import CONNECT_S, FORWARDING_S
 from mpicoll._launch import linux
 

@@ -52,7 +52,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from mpicoll._base.errors import LaunchError
-from mpicoll._base.launcher import SUPERVISOR
+from mpicoll._base.inherited import SUPERVISOR
 from mpicoll._launch.find.hostfile import Host
 from mpicoll._launch.find.installations import Mpi, Mpiexec
 from mpicoll._launch.job import LOCAL, NOTHING_ASKED, Plan, Program, Request, Site

@@ -25,7 +25,7 @@ import traceback
 from types import TracebackType
 from typing import NoReturn
 
-from mpicoll._base import binding, cpus, frames, last_words, launcher, open_mpi_settings
+from mpicoll._base import binding, cpus, frames, inherited, last_words, launcher, open_mpi_settings
 from mpicoll._base.waits import LAST_WORDS_S
 from mpicoll._launch import monitor
 
@@ -126,8 +126,8 @@ def _alone() -> bool:
 def _choose_threads() -> None:
     """Sets OMP_NUM_THREADS to this rank's share of the cores unless the user has set it. Call it before torch is imported."""
     threads = binding.threads(os.environ, cpus.allowed(), launcher.detect())
-    if threads is not None and not any(name in os.environ for name in launcher.THREAD_SETTINGS):
-        launcher.provide_here(launcher.THREADS, str(threads))
+    if threads is not None and not any(name in os.environ for name in binding.THREAD_SETTINGS):
+        inherited.provide_here(binding.THREADS, str(threads))
 
 
 def _redirect(folder: str) -> None:

@@ -19,7 +19,8 @@ from mpicoll._base import open_mpi_settings, processes
 from mpicoll._base.cpus import usable_cores
 from mpicoll._base.errors import LaunchError
 from mpicoll._base.facts import ranks_in_words
-from mpicoll._base.launcher import ADDED, OWNER, detect, without_job
+from mpicoll._base.inherited import ADDED, OWNER, without_job
+from mpicoll._base.launcher import detect
 from mpicoll._base.stdout import quiet_without_reader
 from mpicoll._base.waits import FIRST_PAUSE_S, LONGEST_PAUSE_S, OTHER_RANKS_S
 from mpicoll._launch import supervisor

@@ -13,7 +13,7 @@ import traceback
 from multiprocessing import spawn as multiprocessing_spawn
 from pathlib import Path
 
-from mpicoll._base import last_words, launcher
+from mpicoll._base import last_words, launcher, torch_variables
 from mpicoll._base.errors import LaunchError
 from mpicoll._launch.rank import abort_job, exit_status
 
@@ -26,7 +26,7 @@ def main(folder_name: str) -> None:
     launch = launcher.detect()
     if launch is None:
         raise LaunchError("this rank was not started by mpiexec")
-    launcher.provide_torch_variables()
+    torch_variables.provide()
     folder = Path(folder_name)
     (folder / f"pid-{launch.rank}").write_text(str(os.getpid()))
     status, returned = 0, _pickled(None)

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpicoll._base import processes
-from mpicoll._base.launcher import SUPERVISOR
+from mpicoll._base.inherited import SUPERVISOR
 from mpicoll._base.waits import GONE_S, KILL_S, LAST_REPORTS_S, LEFT_BEHIND_S, SETTLE_S, SHORT_LOOK_S, STOP_S
 from mpicoll._launch import linux
 from mpicoll._launch.job import Plan

@@ -21,7 +21,7 @@ from functools import cache
 
 import mpi4py
 
-from mpicoll._base import binding, containers, cpus, launcher, log, open_mpi_settings, packages
+from mpicoll._base import binding, containers, cpus, inherited, launcher, log, open_mpi_settings, packages
 from mpicoll._base.errors import LaunchError
 from mpicoll._base.waits import INIT_S, LAST_WORDS_S, OTHER_RANKS_S
 from mpicoll._mpi import open_mpi
@@ -64,7 +64,7 @@ def started_by_a_rank() -> str | None:
 
     A rank may also have started a launcher, which has started this process as a rank of another job.
     """
-    owner, _, job = os.environ.get(launcher.OWNER, "").partition(" ")
+    owner, _, job = os.environ.get(inherited.OWNER, "").partition(" ")
     if owner in ("", str(os.getpid())) or launcher.detect() is None or job != identity(os.environ):
         return None
     return owner
@@ -80,7 +80,7 @@ def refusal() -> str | None:
         return (
             f"process {pid} was started by a rank (process {owner}), not by mpiexec; starting MPI here would join the job as a "
             "second copy of that rank. Start ranks with `python -m mpicoll.run` or mpicoll.spawn, or, if this process really "
-            f"is a new MPI job, unset {launcher.OWNER} for it"
+            f"is a new MPI job, unset {inherited.OWNER} for it"
         )
     if connection_lost():
         return (
@@ -107,7 +107,7 @@ def initialize() -> None:
 @cache
 def _note_start() -> None:
     """Notes that MPI runs here: processes that this one starts are told so (`OWNER`), and MPI_Finalize gives the claim back."""
-    os.environ[launcher.OWNER] = f"{os.getpid()} {identity(os.environ)}"
+    os.environ[inherited.OWNER] = f"{os.getpid()} {identity(os.environ)}"
     before_finalize(claim.end)
 
 

@@ -31,7 +31,7 @@ from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from functools import cache
 
-from mpicoll._base import launcher, open_mpi_settings, probe
+from mpicoll._base import inherited, open_mpi_settings, probe
 from mpicoll._base.launcher import Launch
 
 # Bits of a transport's flags (opal/mca/btl/btl.h), alike in Open MPI 4 and 5.
@@ -52,7 +52,7 @@ def before_start(version: tuple[int, ...], environ: MutableMapping[str, str], la
     decided = environ.keys() | open_mpi_settings.decided(environ, probe.loaded_library() or "")
     for name, value in settings.items():
         if name not in decided:
-            launcher.provide_here(name, value, environ)
+            inherited.provide_here(name, value, environ)
 
 
 @cache

@@ -33,22 +33,9 @@ from mpicoll.nn.preflight import Preflight, description
 from mpicoll.nn.reductions import all_reduce, exscan, reduce, reduce_scatter, scan
 
 __all__ = [
-    "_all_gather_base",
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
-    "all_to_all_single",
-    "broadcast",
-    "exscan",
-    "gather",
-    "recv",
-    "reduce",
-    "reduce_scatter",
-    "scan",
-    "scatter",
-    "send",
-    "sendrecv",
-]
+    "_all_gather_base", "all_gather", "all_reduce", "all_to_all", "all_to_all_single", "broadcast", "exscan", "gather",
+    "recv", "reduce", "reduce_scatter", "scan", "scatter", "send", "sendrecv",
+]  # fmt: skip
 
 
 def broadcast(tensor: Tensor, src: int, group: ProcessGroup | None = None) -> Tensor:

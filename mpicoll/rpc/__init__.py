@@ -34,26 +34,10 @@ from mpicoll.rpc.workers import WorkerInfo
 PyRRef = RRef
 
 __all__ = [
-    "BackendType",
-    "MPIRpcBackendOptions",
-    "PyRRef",
-    "RRef",
-    "RpcBackendOptions",
-    "TensorPipeRpcBackendOptions",
-    "WorkerInfo",
-    "api",
-    "constants",
-    "functions",
-    "get_rpc_timeout",
-    "get_worker_info",
-    "init_rpc",
-    "is_available",
-    "options",
-    "remote",
-    "rpc_async",
-    "rpc_sync",
-    "shutdown",
-]
+    "BackendType", "MPIRpcBackendOptions", "PyRRef", "RRef", "RpcBackendOptions", "TensorPipeRpcBackendOptions",
+    "WorkerInfo", "api", "constants", "functions", "get_rpc_timeout", "get_worker_info", "init_rpc", "is_available",
+    "options", "remote", "rpc_async", "rpc_sync", "shutdown",
+]  # fmt: skip
 
 
 # Names of torch.distributed.rpc that are not here, and why.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mpicoll._base import launcher
+from mpicoll._base import inherited, launcher
 from mpicoll._mpi.claim import identity
 from mpicoll.testing import _marks, agree, everyone, sessions
 
@@ -80,7 +80,7 @@ def size() -> int:
     launch = launcher.detect()
     if launch is None or not launcher.started_by_mpi():
         return 1
-    owner, _, job = os.environ.get(launcher.OWNER, "").partition(" ")
+    owner, _, job = os.environ.get(inherited.OWNER, "").partition(" ")
     started_by_a_rank = owner not in ("", str(os.getpid())) and job == identity(os.environ)  # it inherits the rank's variables
     return 1 if started_by_a_rank else launch.size
 
@@ -99,7 +99,7 @@ def start(config: pytest.Config) -> Any:
         )
     sessions.append(session)
     if size() > 1:
-        os.environ[launcher.OWNER] = f"{os.getpid()} {identity(os.environ)}"
+        os.environ[inherited.OWNER] = f"{os.getpid()} {identity(os.environ)}"
     config.pluginmanager.register(session, "mpicoll session")
     return session
 

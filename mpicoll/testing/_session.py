@@ -26,7 +26,7 @@ from typing import Any, TextIO
 import pytest
 
 from mpicoll._base import last_words
-from mpicoll._base.load import longer
+from mpicoll._base.cpus import longer
 from mpicoll._base.waits import COLLECTION_S, EXIT_LIMIT_S, FAREWELL_S, PATIENCE_S
 from mpicoll._mpi.side_channel import END, Left, SideChannel
 from mpicoll.testing import _companions, _jobs, sessions

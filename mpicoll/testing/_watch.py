@@ -33,8 +33,8 @@ from typing import Any
 import pytest
 
 from mpicoll._base import last_words
+from mpicoll._base.cpus import longer
 from mpicoll._base.facts import ranks_in_words
-from mpicoll._base.load import longer
 from mpicoll._base.waits import ALONE_S, BLOCKED_S, CONNECT_S, LAST_REPORTS_S, STACKS_S, SUMMARY_S
 from mpicoll._launch.rank_connections import Connections
 from mpicoll._mpi.side_channel import SideChannel

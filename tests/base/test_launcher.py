@@ -5,20 +5,10 @@ from typing import Any
 import pytest
 
 from mpicoll._base import open_mpi_settings
-from mpicoll._base.launcher import (
-    ADDED,
-    OWNER,
-    PROVIDED,
-    TORCH_VARIABLES,
-    Launch,
-    detect,
-    provide_here,
-    provide_node_rank,
-    provide_torch_variables,
-    started_by_mpi,
-    without_job,
-)
+from mpicoll._base.inherited import ADDED, OWNER, provide_here, without_job
+from mpicoll._base.launcher import Launch, detect, started_by_mpi
 from mpicoll._base.slurm import expand_hosts, first_host, tasks_per_node
+from mpicoll._base.torch_variables import PROVIDED, TORCH_VARIABLES, provide, provide_node_rank
 
 OPENMPI = {
     "OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
@@ -101,10 +91,10 @@ def test_detect(environ: dict[str, str], launch: Launch | None) -> None:
 
 def test_torch_variables_are_provided_once_and_for_ranks_only() -> None:
     environ = dict(HYDRA)
-    provide_torch_variables(environ)
+    provide(environ)
     once, batch = dict(environ), dict(SBATCH)
-    provide_torch_variables(environ)
-    provide_torch_variables(batch)
+    provide(environ)
+    provide(batch)
     assert (environ, batch) == (once, SBATCH)
     assert {name: environ[name] for name in TORCH_VARIABLES} == {
         "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
@@ -128,7 +118,7 @@ def test_torch_variables_are_provided_once_and_for_ranks_only() -> None:
 )
 def test_the_number_of_the_node(environ: dict[str, str], node: str | None) -> None:
     environ = dict(environ)
-    provide_torch_variables(environ)
+    provide(environ)
     assert (environ.get("GROUP_RANK"), environ.get("NODE_RANK")) == (node, node)
     provide_node_rank(1, environ)  # as MPI says
     assert (environ["GROUP_RANK"], environ["NODE_RANK"]) == (node or "1", node or "1")
@@ -146,7 +136,7 @@ def test_threads_that_a_rank_has_chosen_are_not_those_of_a_job_that_it_starts() 
 def test_what_the_user_has_set_stays() -> None:  # trap 77
     for name in TORCH_VARIABLES:
         environ = {**OPENMPI, name: "mine"}
-        provide_torch_variables(environ)
+        provide(environ)
         assert environ[name] == "mine"
         assert environ["RANK"] == ("mine" if name == "RANK" else "5")
 
@@ -186,7 +176,7 @@ def test_open_mpis_settings_are_for_its_ranks() -> None:
 
 def test_several_hosts_without_a_scheduler_leave_the_address_open() -> None:
     environ = dict(OPENMPI)
-    provide_torch_variables(environ)
+    provide(environ)
     assert "MASTER_ADDR" not in environ
     assert 20000 <= int(environ["MASTER_PORT"]) < 30000
 
@@ -194,7 +184,7 @@ def test_several_hosts_without_a_scheduler_leave_the_address_open() -> None:
 def test_the_port_is_the_same_on_all_ranks_and_differs_between_jobs() -> None:
     def port(**environ: str) -> str:
         mine: dict[str, Any] = {**OPENMPI, **environ}
-        provide_torch_variables(mine)
+        provide(mine)
         return str(mine["MASTER_PORT"])
 
     assert port(OMPI_COMM_WORLD_RANK="0") == port(OMPI_COMM_WORLD_RANK="7", OMPI_COMM_WORLD_LOCAL_RANK="3")
@@ -204,24 +194,24 @@ def test_the_port_is_the_same_on_all_ranks_and_differs_between_jobs() -> None:
 def test_slurm_names_the_first_host() -> None:
     for launcher in ({}, OPENMPI):
         environ = {**SRUN, **launcher}
-        provide_torch_variables(environ)
+        provide(environ)
         assert environ["MASTER_ADDR"] == "gpu03"
 
 
 def test_a_child_of_a_rank_gets_its_own_values_not_its_parents() -> None:
     """A program that a rank starts under a launcher of its own inherits RANK from us; that value is nobody's wish."""
     environ = dict(OPENMPI)
-    provide_torch_variables(environ)
+    provide(environ)
     child = {name: value for name, value in environ.items() if not name.startswith(("OMPI", "PMIX"))} | HYDRA
     child["MASTER_ADDR"] = "mine"
-    provide_torch_variables(child)
+    provide(child)
     assert (child["RANK"], child["WORLD_SIZE"], child["MASTER_ADDR"]) == ("1", "2", "mine")
 
 
 @pytest.mark.parametrize("launcher", [OPENMPI, HYDRA, SRUN, PALS, FLUX, JSM, MVAPICH])
 def test_a_new_job_can_be_started_from_inside_a_rank(launcher: dict[str, str]) -> None:  # trap 57
     environ = {**launcher, "PATH": "/bin", OWNER: "17"}
-    provide_torch_variables(environ)
+    provide(environ)
     clean = without_job(environ)
     assert detect(clean) is None
     assert not {OWNER, PROVIDED, *TORCH_VARIABLES} & set(clean)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mpicoll._base.load import longer
+from mpicoll._base.cpus import longer
 from tests.support import clean_environment
 
 FAKE = Path(__file__).with_name("fake_mpiexec.py")

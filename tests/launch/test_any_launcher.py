@@ -19,8 +19,8 @@ import pytest
 from torch.distributed import HashStore
 
 from mpicoll._base import processes
+from mpicoll._base.cpus import longer
 from mpicoll._base.errors import LaunchError
-from mpicoll._base.load import longer
 from mpicoll._c10d.store_world import Gather
 from mpicoll._launch import placeholders
 from mpicoll._launch.pmi import OTHER, Server, mapping

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mpicoll._base.launcher import SUPERVISOR
+from mpicoll._base.inherited import SUPERVISOR
 from mpicoll._launch import linux
 from tests.support import ROOT
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mpicoll._base.launcher import SUPERVISOR
+from mpicoll._base.inherited import SUPERVISOR
 from mpicoll._launch.find.installations import Mpi, Mpiexec
 from mpicoll._launch.job import NOTHING_ASKED, Plan, Request
 from mpicoll.errors import LaunchError

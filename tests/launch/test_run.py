@@ -10,7 +10,8 @@ import pytest
 
 import mpicoll._launch.run as run_module
 from mpicoll._base import cpus
-from mpicoll._base.launcher import _READERS, without_job
+from mpicoll._base.inherited import without_job
+from mpicoll._base.launcher import _READERS
 from mpicoll._launch.find import installations
 from mpicoll._launch.job import NOTHING_ASKED
 from tests import support
@@ -268,9 +269,9 @@ def test_a_rank_can_start_a_job_of_its_own(tmp_path: Path) -> None:  # trap 57
     outer = f"""
 import subprocess
 os.environ["_MPICOLL_OWNER"] = str(os.getpid())
-from mpicoll._base.launcher import provide_torch_variables
+from mpicoll._base import torch_variables
 from mpi4py import MPI
-provide_torch_variables()
+torch_variables.provide()
 if MPI.COMM_WORLD.rank == 0:
     subprocess.run([sys.executable, "-m", "mpicoll.run", "-n", "3", "{inner}"], check=True, timeout=40)
 MPI.COMM_WORLD.Barrier()

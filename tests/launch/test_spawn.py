@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from mpicoll._base import launcher
-from mpicoll._base.load import longer
+from mpicoll._base import inherited, launcher
+from mpicoll._base.cpus import longer
 from mpicoll._launch.spawn import spawn
 from mpicoll.errors import LaunchError
 from tests.launch.jobs import runs
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def environment(folder: Path) -> dict[str, str]:
-    return {**launcher.without_job(os.environ), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
+    return {**inherited.without_job(os.environ), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
 
 
 def python(folder: Path, text: str, timeout_s: float = 100, way: str = "script.py") -> subprocess.CompletedProcess[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from mpi4py import MPI
 
-from mpicoll._base import launcher, open_mpi_settings
+from mpicoll._base import inherited, launcher, open_mpi_settings
 from mpicoll._mpi import open_mpi
 from tests.support import LAUNCH_ENVIRONMENT, ROOT, is_open_mpi, mpiexec, run
 
@@ -67,7 +67,7 @@ def test_open_mpi_4_does_without_the_provider_net() -> None:
 def test_a_job_that_a_rank_starts_chooses_anew() -> None:
     environ: dict[str, str] = {}
     open_mpi.before_start((5, 0, 11), environ, ONE_HOST)
-    assert NAME not in launcher.without_job({**environ, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"})
+    assert NAME not in inherited.without_job({**environ, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"})
 
 
 @pytest.mark.launch

@@ -17,8 +17,8 @@ import torch.distributed
 from mpi4py import MPI
 
 from mpicoll import testing
-from mpicoll._base.launcher import TORCH_VARIABLES
-from mpicoll._base.load import longer
+from mpicoll._base.cpus import longer
+from mpicoll._base.torch_variables import TORCH_VARIABLES
 from mpicoll.testing import agree as agree
 from mpicoll.testing import everyone as everyone
 from mpicoll.testing._session import Session

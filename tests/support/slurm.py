@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpicoll._base.load import longer
+from mpicoll._base.cpus import longer
 from tests.support import hosts as namespaces
 from tests.support import is_open_mpi, run
 from tests.support.hosts import PATH as PROGRAMS

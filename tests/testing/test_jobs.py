@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mpicoll._base.load import longer
+from mpicoll._base.cpus import longer
 from mpicoll.testing._jobs import without_option, worst
 from mpicoll.testing._reports import name
 from mpicoll.testing._watch import readable

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import mpicoll._base.binding as binding
-from mpicoll._base import config, containers, cray, launcher
+from mpicoll._base import config, containers, cray, inherited, launcher
 from mpicoll._base.cpus import allowed, usable_cores
 from mpicoll._base.errors import LaunchError
 from mpicoll._base.facts import ranks_in_words
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m mpicoll.docto
     job = installations.probe("job", os.environ, keep_files=True) if launch is not None else None
     if launch is not None and launch.rank != 0:
         return 0
-    environ = launcher.without_job(os.environ)
+    environ = inherited.without_job(os.environ)
     report = examine(environ, launch, job)
     if gtl is not None:
         report.findings.append(Finding("note", "Cray MPICH", gtl[0], remedy=gtl[1]))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mpicoll._base import config
-from mpicoll._base.launcher import without_job
+from mpicoll._base.inherited import without_job
 from mpicoll._launch.find.ask import Ended, run
 from mpicoll._launch.find.probe_cuda import BEGUN, PASSED, WRONG
 

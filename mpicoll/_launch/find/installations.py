@@ -4,7 +4,7 @@
     find_mpiexec   looks beside that library, then in PATH, and asks each candidate   -> Mpiexec
                    for its ``--version``
 
-``environ`` is that of a new job: `mpicoll._base.launcher.without_job`.
+``environ`` is that of a new job: `mpicoll._base.inherited.without_job`.
 
 An mpiexec of another family is never taken: it would start N programs that are each rank 0 of 1.
 Families: "openmpi" (Open MPI, Spectrum MPI; they use PMIx) and "mpich" (MPICH, Intel MPI, MVAPICH, Cray MPICH; they use PMI).

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from mpicoll._algorithms import direct, hierarchical
-from mpicoll._base.load import longer
+from mpicoll._base.cpus import longer
 from mpicoll._engine.communicator import Communicator
 from mpicoll._engine.registry import registry
 from mpicoll._host.collectives import MET_FROM
