@@ -5,6 +5,7 @@
     OMPI_MCA_mtl_ofi_provider_exclude         Open MPI 4                        Note [The provider net] in _mpi/open_mpi.py
     OMPI_MCA_btl=^ofi, OMPI_MCA_osc=^ucx      Open MPI 5, all ranks on one      starts in 0.3 s, not 1.3, and without warnings;
                                               host                              several hosts may need both
+    others                                    few cores, containers             binding.py, containers.py, _launch/plan.py
 
 They take effect if they are in the environment when MPI starts. What comes first in a rank sets them: its start by
 `mpicoll.run`, ``import torch``, or mpicoll before it starts MPI.

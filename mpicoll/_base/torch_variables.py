@@ -1,7 +1,7 @@
 """The variables that torch reads: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR, MASTER_PORT ...
 
 torchrun sets them. In a rank of an MPI launcher, ``import torch`` sets those that are unset, as far as the launcher tells them.
-init_process_group sets what only MPI knows: the address of another host (_c10d/rendezvous.py), the number of the node.
+init_process_group sets what only MPI knows: the number of the node, and where to meet (_c10d/store.py, rendezvous.py).
 """
 
 from __future__ import annotations
@@ -43,6 +43,12 @@ def provide(environ: MutableMapping[str, str] = os.environ) -> None:
 def provide_node_rank(node_rank: int, environ: MutableMapping[str, str] = os.environ) -> None:
     """Sets GROUP_RANK and NODE_RANK where they are unset, to the number of this node as MPI has told it."""
     _set(dict.fromkeys(NODE_VARIABLES, str(node_rank)), environ)
+
+
+def provide_meeting(address: str, port: int) -> None:
+    """Sets MASTER_ADDR and MASTER_PORT where they are unset, to what the ranks have learnt from each other."""
+    os.environ.setdefault("MASTER_ADDR", address)
+    os.environ.setdefault("MASTER_PORT", str(port))
 
 
 def _torch_values(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:

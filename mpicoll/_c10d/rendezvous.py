@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.constants import default_pg_timeout
 
-from mpicoll._base import processes
+from mpicoll._base import processes, torch_variables
 from mpicoll._base.errors import LaunchError
 from mpicoll._faults import roll_call, watch
 from mpicoll._mpi import runtime, survivors
@@ -105,8 +105,7 @@ def _meet(mpi: runtime.Runtime, comm: Any, timeout: timedelta) -> Store:
     errors = list(dict.fromkeys(text for text in comm.allgather(error) if text))
     if errors or store is None:
         raise LaunchError("init_process_group: " + "; ".join(errors))
-    os.environ.setdefault("MASTER_ADDR", address[0])
-    os.environ.setdefault("MASTER_PORT", str(address[1]))
+    torch_variables.provide_meeting(*address)
     return store
 
 

@@ -6,7 +6,7 @@
 A question is about (number of the world, name of the method, its arguments, limit in seconds).
 
 A job that uses mpi alone makes such a store and asks it nothing. A group of Gloo that joins later meets there. Rank 0 answers at
-its end, too, from `exit_handshake.leave`. torch lets no class in Python have queues and list_keys: NotImplementedError.
+its end, too, from `program_end.leave`. torch lets no class in Python have queues and list_keys: NotImplementedError.
 
 # Note [Where the store is torch's]
 # Three kinds of world meet at a TCPStore (rendezvous.py). A mixture with another backend, and a world in which a rank has a kind
@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed import DistStoreError
 
-from mpicoll._base import processes
+from mpicoll._base import processes, torch_variables
 from mpicoll._base.waits import AFTER_LIMIT_S
 from mpicoll._device import consensus as devices
 from mpicoll._engine.registry import registry
@@ -233,8 +233,7 @@ def make(mpi: Runtime, timeout_s: float) -> Store | None:
         return None
     _, _, (first_host, *_), (port, world) = said[0]
     one_host = len({network for _, _, network, _ in said}) == 1
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1" if one_host else first_host)
-    os.environ.setdefault("MASTER_PORT", str(port))
+    torch_variables.provide_meeting("127.0.0.1" if one_host else first_host, port)
     if mpi.rank == 0 and mpi.size > 1:
         _keys.open(mpi, world)
     made: Store = HashStore() if mpi.size == 1 else MessageStore(mpi, world)
@@ -245,7 +244,7 @@ def make(mpi: Runtime, timeout_s: float) -> Store | None:
 
 @cache
 def _look_at_the_end() -> None:
-    """Rank 0 answers until all ranks have come to `exit_handshake.leave`, where no other thread runs."""
+    """Rank 0 answers until all ranks have come to `program_end.leave`, where no other thread runs."""
 
     def look() -> None:
         _keys.look()

@@ -29,9 +29,9 @@ from mpicoll._algorithms.plans import Plan
 from mpicoll._algorithms.windows import Windows
 from mpicoll._device import staging, streams
 from mpicoll._device.consensus import DeviceChoices
+from mpicoll._device.ipc_window import SharedDeviceMemory
 from mpicoll._device.messages import DeviceMessages
 from mpicoll._device.staging import Part
-from mpicoll._device.windows import SharedDeviceMemory
 from mpicoll._mpi import runtime
 from mpicoll._mpi.channel import Channel
 from mpicoll._mpi.topology import Topology

@@ -25,7 +25,7 @@ from mpicoll._engine.communicator import Communicator
 from mpicoll._engine.consensus import Agreed, agree
 from mpicoll._engine.poller import poller
 from mpicoll._engine.queue import CollectiveQueue
-from mpicoll._faults import attendance, exit_handshake, inquiries, questions, roll_call
+from mpicoll._faults import attendance, inquiries, program_end, questions, roll_call
 from mpicoll._faults.attendance import Nobody
 from mpicoll._faults.call_comparison import PROGRAM_ENDED, WORLD_ENDED, Ledger
 from mpicoll._faults.flight_recorder import recorder
@@ -159,7 +159,7 @@ class Registry:
             if ranks is None or runtime_ is not runtime.current():
                 comm = runtime_.base if runtime_.own else runtime_.comm.Dup()
                 if ranks is None and runtime_.base == library.MPI.COMM_WORLD:
-                    exit_handshake.expect_all()
+                    program_end.expect_all()
             else:
                 made = self._provided.pop(tuple(ranks), None)
                 comm = made or runtime.create_group(runtime_.base, tuple(ranks), tag % runtime_.tag_ub)
@@ -263,7 +263,7 @@ class Registry:
         """Ends what is under way. Functions of atexit that were registered before may still use the groups."""
         if runtime.finalized():
             return
-        exit_handshake.end_collectives([*self._groups.values(), *self._stuck])
+        program_end.end_collectives([*self._groups.values(), *self._stuck])
         for communicator in self._groups.values():
             poller.cancel_all(communicator)
         poller.close()
@@ -274,7 +274,7 @@ class Registry:
         if self._ledger is not None:
             self._ledger.over = PROGRAM_ENDED
             self._ledger.write(each for each in self._groups.values() if each.ledger is self._ledger)
-        exit_handshake.leave(self._collectives_started, lambda: [look() for look in self.looks], self._process)
+        program_end.leave(self._collectives_started, lambda: [look() for look in self.looks], self._process)
         for communicator in self._groups.values():
             if communicator.broken is None:
                 communicator.withdraw_all()

@@ -1,4 +1,4 @@
-"""What a rank learns about its node with the first group of all ranks: the number of the node, and its share of the cores."""
+"""The number of the node of a rank, and of its threads, with the first group. Earlier, under `mpicoll run`: _launch/rank.py."""
 
 from __future__ import annotations
 

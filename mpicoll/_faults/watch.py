@@ -6,33 +6,25 @@
 
 A limit holds also where MPI hangs. So no call may wait for a lock that a thread holds inside MPI: see `runtime.attempt`. And
 a call that sleeps lets the others go on: `Watch.pause`.
-
-# Note [How SIGUSR2 reaches a rank that is blocked inside MPI]
-Python runs a signal handler between two bytecodes of the main thread: never, while that thread waits inside MPI. The handler of
-faulthandler is a function of C. It writes the stack of the main thread into a pipe at once, and our thread, which polls the
-pipe, wakes up. signal.set_wakeup_fd would do as well, but asyncio sets it too. The program's own handler wins: if there is one,
-ours is not installed, and one that is installed later replaces ours. So ours is never removed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import math
 import os
 import select
-import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Hashable, Iterator
 from functools import cached_property, partial
-from pathlib import Path
 from typing import NamedTuple
 
 from mpicoll._base import last_words, launcher, log
 from mpicoll._base.waits import AFTER_LIMIT_S, FORWARDING_S, LEAST_LIMIT_S
+from mpicoll._faults import sigusr2
 from mpicoll._mpi import abort
 from mpicoll._mpi.claim import claim
 
@@ -85,9 +77,7 @@ class Watch:
     def listen(self, signalled: Callable[[], object]) -> None:
         """Calls ``signalled`` at SIGUSR2, if the program does not handle that signal itself."""
         self.signalled = signalled
-        if _is_free(signal.SIGUSR2):
-            self._handles_signal = True
-            faulthandler.register(signal.SIGUSR2, self._pipe[1], all_threads=False)
+        self._handles_signal = sigusr2.write_to(self._pipe[1])
 
     def look(self) -> None:
         """Calls what is due. The program's thread calls this at the end of Python, when no other thread runs."""
@@ -123,7 +113,7 @@ class Watch:
     def forget(self) -> None:
         """Resets the state in a forked child: it ignores SIGUSR2 and leaves the parent's pipe alone."""
         if self._handles_signal:
-            faulthandler.register(signal.SIGUSR2, os.open(os.devnull, os.O_WRONLY), all_threads=False)
+            sigusr2.ignore()
         for end in self.__dict__.pop("_pipe", ()):
             os.close(end)
         Watch.__init__(self)
@@ -155,16 +145,6 @@ def _call(function: Callable[[], object]) -> None:
         function()
     except Exception:  # noqa: BLE001  one that fails must not keep the others from being called
         traceback.print_exc()
-
-
-def _is_free(number: int) -> bool:
-    """True if this process handles, ignores or blocks the signal in no way, neither in Python nor in C."""
-    try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
-        return signal.getsignal(number) in (signal.SIG_DFL, None)
-    lines = dict(line.partition(":")[::2] for line in status.splitlines())
-    return not any(int(lines.get(name, "0"), 16) >> (number - 1) & 1 for name in ("SigBlk", "SigIgn", "SigCgt"))
 
 
 watch = Watch()

@@ -7,7 +7,6 @@ of its own, say), there is no segment, and MPI carries everything.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import mmap
 import os
@@ -16,6 +15,8 @@ import struct
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from mpicoll._base import huge_pages
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -96,9 +97,7 @@ def _make(nbytes: int, word: bytes) -> tuple[int, mmap.mmap | None]:
 
 def _mapped(file: int, nbytes: int) -> mmap.mmap:
     memory = mmap.mmap(file, nbytes)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
+    huge_pages.ask_for(memory)
     return memory
 
 

@@ -45,30 +45,20 @@ OPS: dict[str, ReduceOp.RedOpType] = {
     name: getattr(ReduceOp, name) for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 }
 INTEGERS: dict[torch.dtype, str] = {
-    torch.uint8: "UINT8_T",
-    torch.int8: "INT8_T",
-    torch.int16: "INT16_T",
-    torch.uint16: "UINT16_T",
-    torch.int32: "INT32_T",
-    torch.uint32: "UINT32_T",
-    torch.int64: "INT64_T",
-    torch.uint64: "UINT64_T",
+    getattr(torch, name): f"{name.upper()}_T"
+    for name in ("uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 }
 WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch has few kernels for them
 FLOATS: dict[torch.dtype, str] = {torch.float32: "FLOAT", torch.float64: "DOUBLE"}
 HALVES = (torch.float16, torch.bfloat16)
 COMPLEX: dict[torch.dtype, torch.dtype] = {
-    torch.complex32: torch.float16,
-    torch.complex64: torch.float32,
-    torch.complex128: torch.float64,
-}
+    torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64,
+}  # fmt: skip
 # Integers of the size of a float. Their order is that of the floats once the sign is folded in.
 ORDER: dict[torch.dtype, tuple[torch.dtype, str]] = {
-    torch.float16: (torch.int16, "INT16_T"),
-    torch.bfloat16: (torch.int16, "INT16_T"),
-    torch.float32: (torch.int32, "INT32_T"),
-    torch.float64: (torch.int64, "INT64_T"),
-}
+    torch.float16: (torch.int16, "INT16_T"), torch.bfloat16: (torch.int16, "INT16_T"),
+    torch.float32: (torch.int32, "INT32_T"), torch.float64: (torch.int64, "INT64_T"),
+}  # fmt: skip
 
 
 def name(op: Op) -> str:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import ctypes
 import io
 import itertools
-import mmap
 import pickle
 import struct
 import threading
@@ -27,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mpicoll._base import huge_pages
 from mpicoll.autograd import contexts
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ def open_envelope(source: int, envelope: bytearray) -> IncomingMessage:
     blocks = []
     for place, nbytes in zip(memory, sizes, strict=True):
         address = place.data_ptr() if isinstance(place, torch.UntypedStorage) else place.ctypes.data
-        ask_for_large(address, nbytes)
+        huge_pages.ask(address, nbytes)
         if nbytes >= INLINE_BYTES:
             blocks.append((address, nbytes))
         elif nbytes:
@@ -297,23 +297,3 @@ def _joined(forms: list[Form | None], strided: list[Tensor]) -> list[Tensor]:
     """The tensors of these forms, which use up the strided ones in turn."""
     left = iter(strided)
     return [next(left) if form is None else form[0](*itertools.islice(left, form[1])) for form in forms]
-
-
-# -- large pages ---------------------------------------------------------------------------------------------------------
-
-# The first touch of a page costs more than writing it: 64 MiB in pages of 4 KiB take five times as long as a copy into memory
-# that is in use. Where transparent huge pages are set to "madvise" (Debian, Ubuntu), memory must ask for large pages to get them.
-WORTH_BYTES = 4 << 20  # below this, malloc tends to return memory that has been touched before
-
-_ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux
-_madvise = ctypes.CDLL(None).madvise
-_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-
-
-def ask_for_large(address: int, nbytes: int) -> None:
-    """For the whole pages within this memory. Changes nothing but the time that the first touch takes; may be refused."""
-    if nbytes < WORTH_BYTES or _ADVICE is None:
-        return
-    first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-    last = (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    _madvise(first, last - first, _ADVICE)

@@ -14,7 +14,7 @@ import torch
 import mpicoll as dist
 from mpicoll.__main__ import main
 from mpicoll._base.facts import Facts
-from mpicoll._faults import watch
+from mpicoll._faults import sigusr2
 from mpicoll._faults.call_comparison import REMEMBERED
 from mpicoll._launch.doctor import dump
 from tests.faults.clock import FAST
@@ -146,7 +146,7 @@ def test_a_folder_that_cannot_be_made_is_an_oserror(world: Any, tmp_path: Path) 
 def test_whether_sigusr2_is_free(status: str, free: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as changed:
         changed.setattr(Path, "read_text", lambda path: status)
-        found = watch._is_free(signal.SIGUSR2)
+        found = sigusr2.is_free(signal.SIGUSR2)
     assert found == free
 
 

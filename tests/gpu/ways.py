@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mpicoll._algorithms import direct
-from mpicoll._device import collectives, messages, staging, windows
+from mpicoll._device import collectives, ipc_window, messages, staging
 from mpicoll._device.consensus import DeviceChoices
 from mpicoll._engine.communicator import Communicator
 from mpicoll._engine.registry import registry
@@ -27,7 +27,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     made = Gpu()
     take_its_place(made, monkeypatch)
     monkeypatch.setattr(collectives, "SMALL", 64)
-    monkeypatch.setattr(windows, "SLOT", 8192)
+    monkeypatch.setattr(ipc_window, "SLOT", 8192)
     monkeypatch.setattr(staging, "CHUNK", 4096)
     monkeypatch.setattr(direct, "CHUNK", 4096)
     monkeypatch.setattr(messages, "PIECE", 8192)

@@ -37,13 +37,8 @@ MPIEXECS = {
 }
 PMI = {"openmpi": ("pmix",), "mpich": ("pmi2", "cray_shasta")}  # types of `srun --mpi` that start ranks of a family
 SYSTEM_LIBRARIES = (
-    "/usr/lib64/{family}/lib",
-    "/usr/lib/{machine}-linux-gnu",
-    "/usr/lib64",
-    "/usr/lib",
-    "/usr/local/lib",
-    "/opt/{family}/lib",
-)
+    "/usr/lib64/{family}/lib", "/usr/lib/{machine}-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib", "/opt/{family}/lib",
+)  # fmt: skip
 BOUND = (
     "; this mpi4py is compiled for one MPI, `pip install --force-reinstall --only-binary :all: mpi4py` brings one that can choose"
 )
