@@ -1,4 +1,4 @@
-"""Makes tables of docs/reference: command-line.md from the parsers, settings.md from the table of settings.
+"""Makes tables of docs/reference: command-line.md from the parsers, settings.md and reductions.md from their tables.
 
     python -m benchmarks.reference_tables        writes them; tests/project/test_package.py compares
 
@@ -10,15 +10,18 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 
+import torch
+
 from mpicoll._base import config
 from mpicoll._launch import arguments
 from mpicoll._launch.doctor import checks, dump
+from mpicoll._tensors import reductions
 from mpicoll.bench import options
 from mpicoll.bench.messages import MESSAGES
 from mpicoll.bench.operations import COLLECTIVES
 from tests.support import ROOT
 
-PAGES = tuple(ROOT / f"docs/reference/{page}.md" for page in ("command-line", "settings"))
+PAGES = tuple(ROOT / f"docs/reference/{page}.md" for page in ("command-line", "settings", "reductions"))
 FIELD = re.compile(r"(<!-- made: ([\w ]+) -->\n).*?(<!-- /made -->\n)", re.DOTALL)
 HEADS = ("| option | meaning |", "|---|---|")
 FAMILIES = {"collectives": COLLECTIVES, "messages": MESSAGES}
@@ -108,6 +111,16 @@ def settings() -> Iterator[str]:
         yield f"| `{variable.name}` | {variable.kind.__name__} | {default} | {variable.meaning} |"
 
 
+def reduced() -> Iterator[str]:
+    """N: native, K: by torch kernels around MPI, -: refused with a TypeError."""
+    yield from ("| dtype | moves | " + " | ".join(reductions.OPS) + " |", "|---|---|" + "---|" * len(reductions.OPS))
+    opaque = (torch.float8_e4m3fn, torch.float8_e5m2)
+    for dtype in (torch.bool, *reductions.INTEGERS, *reductions.HALVES, *reductions.FLOATS, *reductions.COMPLEX, *opaque):
+        entries = [reductions.TABLE.get((dtype, op)) for op in reductions.OPS.values()]
+        cells = ["-" if entry is None else "N" if entry.native else "K" for entry in entries]
+        yield f"| {str(dtype).removeprefix('torch.')} | yes | {' | '.join(cells)} |"
+
+
 FIELDS: dict[str, Callable[[], Iterator[str]]] = {
     "run": run,
     "doctor": doctor_options,
@@ -115,6 +128,7 @@ FIELDS: dict[str, Callable[[], Iterator[str]]] = {
     "benchmarks": benchmarks,
     "bench": bench_options,
     "settings": settings,
+    "reductions": reduced,
 }
 
 

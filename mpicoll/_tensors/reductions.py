@@ -1,8 +1,7 @@
 """The one table that decides dtype x reduction.
 
 An entry names the MPI datatype and operation that do the work, and the functions that encode and decode the tensor. There is no
-default: a combination without an entry is refused before a byte moves. This module prints the table of
-docs/reference/reductions.md (``python -m mpicoll._tensors.reductions``).
+default: a combination without an entry is refused before a byte moves. As a page: docs/reference/reductions.md.
 
     native      MPI reduces the bytes as they are                        most integer reductions; SUM, PRODUCT of float32, float64
     kernel      torch encodes, MPI reduces the code, torch decodes       all other reductions that have a right answer
@@ -289,19 +288,3 @@ def _build() -> dict[tuple[torch.dtype, ReduceOp.RedOpType], Reduction]:
 
 
 TABLE = _build()
-
-
-def markdown() -> str:
-    """Returns the table of docs/reference/reductions.md: N native, K by torch kernels around MPI, - refused with a TypeError."""
-    opaque = [getattr(torch, name) for name in ("float8_e4m3fn", "float8_e5m2")]
-    dtypes = [torch.bool, *INTEGERS, *HALVES, *FLOATS, *COMPLEX, *opaque]
-    lines = ["| dtype | moves | " + " | ".join(OPS) + " |", "|---|---|" + "---|" * len(OPS)]
-    for dtype in dtypes:
-        entries = [TABLE.get((dtype, op)) for op in OPS.values()]
-        cells = ["-" if entry is None else "N" if entry.native else "K" for entry in entries]
-        lines.append(f"| {str(dtype).removeprefix('torch.')} | yes | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    print(markdown())

@@ -12,7 +12,7 @@ from torch.distributed import ReduceOp
 
 import mpicoll as dist
 from mpicoll._tensors import reductions
-from tests.support import ROOT, agree, everyone
+from tests.support import agree, everyone
 from tests.support.tensors import COMPLEX, EVERY_DTYPE, FLOATS, INTEGERS, layouts, of_rank, raw, reduced, same
 
 pytestmark = [pytest.mark.usefixtures("world"), pytest.mark.filterwarnings("ignore:B?Complex(Half|32)")]
@@ -271,9 +271,3 @@ def test_ops_compare_by_value(rank: int, size: int) -> None:
     dist.all_reduce(tensor, ReduceOp(ReduceOp.MAX))
     dist.all_reduce(other, op=dist.ReduceOp.MAX, async_op=True).wait()
     agree(same(tensor, torch.full((3,), size - 1.0)) and same(tensor, other), tensor)
-
-
-def test_the_page_shows_the_table() -> None:
-    page = (ROOT / "docs" / "reference" / "reductions.md").read_text()
-    shown = page.split("<!-- reductions -->")[1].split("<!-- /reductions -->")[0]
-    assert shown.strip() == reductions.markdown().strip()
