@@ -94,11 +94,13 @@ class Backoff:
             return  # the caller looks once more
         woken = (self._serves or self._rank is not None) and own_bell.everyone
         naps = self.WOKEN_NAPS._replace(longest_s=max(self.WOKEN_NAPS.longest_s, self._naps.longest_s)) if woken else self._naps
-        if own_bell.sleep(self._rings, naps.after(waited_s)):
+        nap_s = naps.after(waited_s)
+        if own_bell.sleep(self._rings, nap_s):
             self._since, self._rings = time.monotonic() - self._spin_s, None  # a rank may ring before it calls MPI
             return
         self._rings = own_bell.listen(self._rank)
-        runtime.move()
-        if runtime.move() > self.MOVED_S:
+        cells = 1 + int(nap_s * 1e4)  # for 3 % of a nap of 2 ms
+        runtime.move(cells)
+        if runtime.move(cells) > self.MOVED_S:
             now = time.monotonic()
             self._since, self._moving_until, self._rings = now - self._yield_s, now + self.MOVING_S, None

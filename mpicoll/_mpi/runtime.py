@@ -110,6 +110,7 @@ class Process:
         self._world_comm: MPI.Intracomm | None = None  # see `world_comm`; the ranks meet on it at exit
         self.last_base: MPI.Intracomm | None = None  #: The communicator of the last world.
         self.in_flight: list[tuple[list[MPI.Request], object]] = []  # see `arrivals.keep`
+        self.cells = False  #: See `_moves_cells`.
         self.kept: list[object] = []  #: Messages whose memory MPI may use until the process ends, as they never ended.
 
     def start(self, comm: MPI.Intracomm | None = None, own: bool = False) -> Runtime:
@@ -128,7 +129,7 @@ class Process:
             raise forked_error()
         if self._current is not None and (comm is None or comm == self._current.base) and not finalized():
             return self._current
-        mpi = _load()
+        mpi, self.cells = _load(), _moves_cells()
         if self._current is None:
             _check_launcher(mpi)
             _warn_of_binding(mpi)
@@ -209,26 +210,28 @@ def _unending() -> MPI.Request:
 
 
 @cache
-def _calls_of_move() -> int:
-    """How many calls move what the other side has left during a nap.
+def _moves_cells() -> bool:
+    """Whether MPI moves 8 KiB in a call, through a queue of 64 such cells.
 
-    Where the kernel lets no process read the memory of another (ptrace_scope, containers), MPICH moves 8 KiB in a call, through a
-    queue of 64 such cells. Its variable CH4_CMA_ENABLE is 0 there. (In Open MPI this question would change the thread level.)
+    MPICH does where the kernel lets no process read the memory of another one (ptrace_scope is 1 on Ubuntu). Its variable
+    CH4_CMA_ENABLE is 0 there. (In Open MPI this question would change the thread level.)
     """
     from mpicoll._mpi.library import MPI, function
 
     if not MPI.Get_library_version().startswith("MPICH"):
-        return 1
+        return False
     cma, index, handle, count = ctypes.c_int(1), ctypes.c_int(), ctypes.c_void_p(), ctypes.c_int()
     function("MPI_T_init_thread")(0, ctypes.byref(count))
     if not function("MPI_T_cvar_get_index")(b"MPIR_CVAR_CH4_CMA_ENABLE", ctypes.byref(index)):  # 0: there is such a variable
         function("MPI_T_cvar_handle_alloc")(index, None, ctypes.byref(handle), ctypes.byref(count))
         function("MPI_T_cvar_read")(handle, ctypes.byref(cma))
-    return 1 if cma.value else 64
+    return not cma.value
 
 
-def move() -> float:
+def move(cells: int = 1) -> float:
     """Lets MPI move what is under way here, and what other ranks put here. Returns the seconds of CPU time of one call.
+
+    ``cells``: how many of them, at most 64, where it moves cells.
 
     MPI copies bytes here unless it has RDMA, and a call that finds none takes microseconds. The time of a clock would count waits
     for the interpreter's lock. Of MPI_Iprobe, Open MPI over UCX takes one call in a hundred to move what others put here.
@@ -239,7 +242,7 @@ def move() -> float:
     if world.serialized and not LOCK.acquire(blocking=False):  # another thread is in MPI
         return 0.0
     try:
-        unending, calls = _unending(), _calls_of_move()
+        unending, calls = _unending(), min(cells, 64) if process.cells else 1
         began = thread_time()
         for _ in range(calls):
             unending.Test()

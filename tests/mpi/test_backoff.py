@@ -50,7 +50,7 @@ class Silent(bell.Bell):
 
 def test_a_thread_does_not_sleep_while_bytes_move(monkeypatch: pytest.MonkeyPatch) -> None:
     took, silent = [0.0], Silent()
-    monkeypatch.setattr(runtime, "move", lambda: took[0])
+    monkeypatch.setattr(runtime, "move", lambda cells: took[0])
     monkeypatch.setattr(bell, "bell", silent)
     backoff = Backoff()
     backoff._since -= 1.0
@@ -73,7 +73,7 @@ def test_a_thread_does_not_sleep_while_bytes_move(monkeypatch: pytest.MonkeyPatc
 def test_a_slow_first_call_after_a_nap_does_not_shorten_the_naps(monkeypatch: pytest.MonkeyPatch) -> None:
     """MPI's code is not in the caches then. An idle thread woke 1,400 times a second when its naps began anew each time."""
     calls, silent = itertools.count(1), Silent()
-    monkeypatch.setattr(runtime, "move", lambda: 1e-3 * (next(calls) % 2))
+    monkeypatch.setattr(runtime, "move", lambda cells: 1e-3 * (next(calls) % 2))
     monkeypatch.setattr(bell, "bell", silent)
     backoff = Backoff()
     backoff._since -= 1.0
@@ -84,7 +84,7 @@ def test_a_slow_first_call_after_a_nap_does_not_shorten_the_naps(monkeypatch: py
 
 def test_a_thread_does_not_sleep_while_the_other_side_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     waits, silent = [True], Silent()
-    monkeypatch.setattr(runtime, "move", lambda: 0.0)  # a call that finds nothing may take long on a slow machine
+    monkeypatch.setattr(runtime, "move", lambda cells: 0.0)  # a call that finds nothing may take long on a slow machine
     monkeypatch.setattr(bell, "bell", silent)
     backoff = Backoff(moves=lambda: waits[0])
     backoff._since -= 1.0
@@ -98,6 +98,18 @@ def test_a_thread_does_not_sleep_while_the_other_side_waits_for_it(monkeypatch: 
     for _ in range(3):
         backoff.pause()
     assert silent.naps == [Backoff.NAPS.longest_s] * 2
+
+
+def test_more_calls_where_each_moves_8_kib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MPICH on Ubuntu: by the length of each nap."""
+    moved, silent = [], Silent()
+    monkeypatch.setattr(runtime, "move", lambda cells: moved.append(cells) or 0.0)
+    monkeypatch.setattr(bell, "bell", silent)
+    backoff = Backoff()
+    backoff._since -= 1.0
+    for _ in range(2):  # the first one only says that the thread will sleep
+        backoff.pause()
+    assert moved == [1 + int(Backoff.NAPS.longest_s * 1e4)] * 2
 
 
 def test_a_call_that_finds_nothing_to_move_has_moved_nothing() -> None:
