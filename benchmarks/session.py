@@ -10,12 +10,12 @@ from dataclasses import replace
 from operator import sub
 from typing import Any
 
-from mpicoll.bench import machine, options
+from mpicoll.bench import options
 from mpicoll.bench.harness import Harness, open_harness
 from mpicoll.bench.options import Parser
 from mpicoll.bench.rounds import QUICK, Pace
 from mpicoll.bench.row import API, BACKEND, GLOO, RAW, Row
-from mpicoll.bench.table import Output
+from mpicoll.bench.table import Output, describe
 
 Figure = Callable[[Row], "float | None"]
 
@@ -33,7 +33,7 @@ def opened(args: argparse.Namespace, pace: Pace) -> Iterator[tuple[Harness, Outp
     """A world, and its output, which is written to ``--json`` at the end (collective)."""
     pace = QUICK if args.quick else pace
     with open_harness(replace(pace, rounds=args.repeat or pace.rounds)) as harness:
-        output = Output(machine.describe(harness.control), harness.rank)
+        output = Output(describe(harness.control), harness.rank)
         output.say(*output.machine.lines())
         yield harness, output
         output.write(args.json)

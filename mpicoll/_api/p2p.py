@@ -237,8 +237,16 @@ class P2POp(torch_dist.P2POp):
     ) -> None:
         super().__init__(_TO_TORCH.get(op, op), groups.as_tensors(tensor), peer, group, tag, group_peer)
 
-    def __new__(cls, op: Any, tensor: Tensor, *peer: Any, **options: Any) -> P2POp:
-        made = super().__new__(cls, _TO_TORCH.get(op, op), groups.as_tensors(tensor), *peer, **options)
+    def __new__(
+        cls,
+        op: Any,
+        tensor: Tensor,
+        peer: int | None = None,
+        group: ProcessGroup | None = None,
+        tag: int = 0,
+        group_peer: int | None = None,
+    ) -> P2POp:
+        made = super().__new__(cls, _TO_TORCH.get(op, op), groups.as_tensors(tensor), peer, group, tag, group_peer)
         assert isinstance(made, cls)
         return made
 

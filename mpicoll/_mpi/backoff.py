@@ -26,11 +26,8 @@ class Naps(NamedTuple):
 
 
 def looks(nbytes: int) -> int:
-    """Returns after how many looks a message of so many bytes has ended, if it moves.
-
-    Each moves 8 KiB at least and takes 1 us at least. Time says less: other programs may use the core between two looks.
-    """
-    return 100_000 + nbytes // 128
+    """Returns after how many looks a message has ended, if it moves. (In the same time, other programs may leave few looks.)"""
+    return 100_000 + nbytes // 128  # each takes 1 us at least, and moves 8 KiB at least
 
 
 class Backoff:
@@ -68,7 +65,7 @@ class Backoff:
         moves: Callable[[], bool] = lambda: False,
         serves: bool = False,
     ) -> None:
-        self._rank, self._naps, self._serves = rank if rank is not None and bell.bell.reaches(rank) else None, naps, serves
+        self._rank, self._naps, self._serves = rank if rank in bell.bell.at else None, naps, serves
         self._spin_s, self._yield_s, self._moves = spin_s, yield_s, moves
         self._since, self._moving_until = time.monotonic(), 0.0
         self._rings: int | None = None  # of the bell, while this thread is about to sleep

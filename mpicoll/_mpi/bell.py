@@ -51,15 +51,21 @@ class Meeting:
     """Shows for whose message this rank waits meanwhile (None: of any rank), for `Bell.meets`. Wakes that rank."""
 
     def __init__(self, bell: Bell, rank: int | None) -> None:  # a generator takes 1 us longer
-        self._words, self._at, self._whom = bell.words, bell._mine + MEETS, 0 if rank is None else rank + 1
-        self._bell, self._theirs = bell, bell.places([] if rank is None else [rank])
+        self._bell, self._whom, self._theirs = bell, 0 if rank is None else rank + 1, bell.places([] if rank is None else [rank])
 
     def __enter__(self) -> None:
-        self._before, self._words[self._at] = self._words[self._at], self._whom
-        self._bell.call(self._theirs)  # they see now that they must stay awake
+        self._bell.meetings[self] = self._bell.words[self._bell.mine + MEETS] = self._whom
+        try:
+            self._bell.call(self._theirs)  # they see now that they must stay awake
+        except BaseException:  # of a signal's handler
+            self.__exit__()
+            raise
 
     def __exit__(self, *error: object) -> None:
-        self._words[self._at] = self._before
+        words, at, meetings = self._bell.words, self._bell.mine + MEETS, self._bell.meetings
+        del meetings[self]
+        while words[at] != (last := (0, *meetings.values())[-1]):  # of other threads, or around this one
+            words[at] = last
 
 
 class Bell:
@@ -69,9 +75,11 @@ class Bell:
         which: Of the two bells of each rank.
 
     Attributes:
+        at: Where in ``words`` those of each rank begin that this one can wake.
         everyone: No rank of the world is on another node, from where it could not ring when it needs this rank to move a message.
         words: Of all ranks.
         wanted: The index in ``words`` of this rank's word WANTED.
+        meetings: Those of this rank, the last one last: for whose message each waits.
     """
 
     def __init__(self, boards: Boards | None = None, own: int = 0, apart: bool = False, which: int = 0) -> None:
@@ -79,25 +87,23 @@ class Bell:
         self.words = memoryview(alone) if boards is None else boards.words
         self._address = alone.buffer_info()[0] if boards is None else boards.address
         self._address += 4 * (sys.byteorder == "big")  # a futex has the lower 4 bytes
-        self._at = {} if boards is None else {rank: boards.bell(rank, which) for rank in boards.ranks}
-        self.everyone = bool(self._at) and not apart
-        self._own, self._mine = own, self._at.get(own, 0)
-        self.wanted = self._mine + WANTED
+        self.at = {} if boards is None else {rank: boards.bell(rank, which) for rank in boards.ranks}
+        self.everyone = bool(self.at) and not apart
+        self._own, self.mine = own, self.at.get(own, 0)
+        self.wanted = self.mine + WANTED
+        self.meetings: dict[Meeting, int] = {}
 
     def places(self, ranks: Sequence[int]) -> list[int]:
         """The index in ``words`` of the word ASLEEP of each rank; of a word that is 0 if this rank cannot wake it."""
-        return [self._at.get(rank, self._mine + SILENT) for rank in ranks]
-
-    def reaches(self, rank: int) -> bool:
-        return rank in self._at
+        return [self.at.get(rank, self.mine + SILENT) for rank in ranks]
 
     def listen(self, rank: int | None) -> int:
         """[1] Shows that this thread will sleep for a rank (None: any). Returns the number of rings so far, for `sleep`."""
-        words, mine = self.words, self._mine
+        words, mine = self.words, self.mine
         whom = ANYBODY if rank is None else rank + 1
         words[mine] = whom if words[mine] in (0, whom) else ANYBODY
-        if rank in self._at:  # the world may have ended since the thread began to wait
-            words[self._at[rank] + WANTED] = 1
+        if rank in self.at:  # the world may have ended since the thread began to wait
+            words[self.at[rank] + WANTED] = 1
         return words[mine + RINGS]
 
     def sleep(self, rings: int, seconds: float) -> bool:
@@ -106,15 +112,15 @@ class Bell:
             time.sleep(seconds)
             return False
         limit = (ctypes.c_long * 2)(int(seconds), int(seconds % 1 * 1e9))  # struct timespec
-        self._call(self._mine, WAIT, rings, ctypes.byref(limit))
-        if self.words[self._mine + RINGS] == rings:
+        self._call(self.mine, WAIT, rings, ctypes.byref(limit))
+        if self.words[self.mine + RINGS] == rings:
             return False
-        _step_aside(self.words[self._mine + CORE])
+        _step_aside(self.words[self.mine + CORE])
         return True
 
     def meets(self, rank: int | None) -> bool:
         """Whether a rank of the world waits for a message of this one."""
-        return rank in self._at and self.words[self._at[rank] + MEETS] == self._own + 1
+        return rank in self.at and self.words[self.at[rank] + MEETS] == self._own + 1
 
     def ring(self, at: int) -> None:
         """[4] Wakes the rank of this place."""
@@ -125,18 +131,18 @@ class Bell:
 
     def wake(self, rank: int) -> None:
         """[4] Wakes a rank of the world if it sleeps."""
-        if (at := self._at.get(rank)) is not None and self.words[at]:
+        if (at := self.at.get(rank)) is not None and self.words[at]:
             self.ring(at)
 
     def wake_own(self) -> None:
         """[4] Wakes the sleeping threads of this rank."""
-        if self.words[self._mine]:
-            self.ring(self._mine)
+        if self.words[self.mine]:
+            self.ring(self.mine)
 
     def come(self) -> None:
         """[4] Wakes those that sleep for this rank."""
         self.words[self.wanted] = 0
-        self.call(at for rank, at in self._at.items() if rank != self._own)
+        self.call(at for rank, at in self.at.items() if rank != self._own)
 
     def call(self, places: Iterable[int]) -> None:
         """[4] Wakes those of the ranks of these `places` that sleep for this one."""

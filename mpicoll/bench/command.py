@@ -9,7 +9,7 @@ from itertools import product
 
 import torch
 
-from mpicoll.bench import machine, options, table, tune
+from mpicoll.bench import options, table, tune
 from mpicoll.bench.formulas import EMPTY, IN_PARTS, REDUCTIONS
 from mpicoll.bench.harness import Harness, Maker, Skipped, has_twin, open_harness
 from mpicoll.bench.messages import MESSAGES
@@ -27,7 +27,7 @@ def run(words: Sequence[str]) -> None:
     with open_harness(replace(pace, rounds=args.repeat or pace.rounds), args.device, args.threads) as harness:
         if harness.size < 2 and args.what in MESSAGES:
             raise SystemExit(f"bench {args.what}: needs two ranks; python -m mpicoll.run -n 2 -m mpicoll.bench {args.what}")
-        output = table.Output(machine.describe(harness.control), harness.rank)
+        output = table.Output(table.describe(harness.control), harness.rank)
         output.say(*output.machine.lines())
         if args.what == "tune":
             tune.run(harness, output, args.out, args.quick)

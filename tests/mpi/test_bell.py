@@ -188,6 +188,13 @@ def test_who_waits_for_a_message_of_whom() -> None:
             assert [each.meets(0) for each in bells] == [False, False, True]
         assert bells[1].meets(0)
     assert not bells[1].meets(0)
+    one, two = bell.Meeting(bells[0], 1), bell.Meeting(bells[0], 2)  # of two threads: the first one ends first
+    one.__enter__()
+    two.__enter__()
+    one.__exit__()
+    assert [each.meets(0) for each in bells] == [False, False, True]
+    two.__exit__()
+    assert not any(each.meets(0) for each in bells)
     assert not bells[1].meets(None)
     assert not bells[1].meets(3)  # of another node
 
@@ -218,7 +225,7 @@ def test_nobody_sleeps_while_a_large_message_moves(
 
     def counted(itself: bell.Bell, rings: int, seconds: float) -> bool:
         if (
-            itself is bell.bell and itself.words[itself._at[peer] + bell.MEETS] == rank + 1
+            itself is bell.bell and itself.words[itself.at[peer] + bell.MEETS] == rank + 1
         ):  # not while the other side is between two waits, or has no core
             naps.append(seconds)
         return sleep(itself, rings, seconds)

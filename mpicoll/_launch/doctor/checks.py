@@ -148,12 +148,8 @@ def check_torch(torch: Mapping[str, Any]) -> list[Finding]:
     version = release(str(torch["version"]))
     if version < MINIMUM_TORCH:
         return [Finding("fail", "torch", f"{torch['version']} is too old", remedy="pip install 'torch>=2.11'")]
-    how = (
-        "a subclass of Backend (torch 2.14 and later)"
-        if version >= BACKEND_FROM
-        else "a subclass of ProcessGroup (torch 2.13 and before)"
-    )
-    findings = [Finding("ok", "torch", f"{torch['version']}; mpicoll plugs in as {how}")]
+    how = "Backend (torch 2.14 and later)" if version >= BACKEND_FROM else "ProcessGroup (torch 2.13 and before)"
+    findings = [Finding("ok", "torch", f"{torch['version']}; mpicoll plugs in as a subclass of {how}")]
     if torch["built_with_mpi"]:
         text = 'this torch was built with MPI: its own backend keeps the name "mpi", and mpicoll\'s is "mpicoll"'
         findings.append(Finding("note", "torch", text, remedy="MPICOLL_OVERRIDE_MPI=1 gives the name to mpicoll"))
