@@ -53,7 +53,4 @@ def read(path: str) -> str:
 
 def longer(limit_s: float) -> float:
     """A time limit of a test times the number of runnable processes for each usable core in the last minute, at most times 4."""
-    return round(limit_s * min(4.0, max(1.0, os.getloadavg()[0] / _usable_cores())), 1)
-
-
-_usable_cores = cache(usable_cores)
+    return round(limit_s * min(4.0, max(1.0, os.getloadavg()[0] / usable_cores())), 1)

@@ -6,7 +6,6 @@ that is in use. Asking changes nothing but the time that the first touch takes, 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import mmap
 
@@ -24,9 +23,3 @@ def ask(address: int, nbytes: int) -> None:
     first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
     last = (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
     _madvise(first, last - first, _ADVICE)
-
-
-def ask_for(memory: mmap.mmap) -> None:
-    if _ADVICE is not None:
-        with contextlib.suppress(OSError):  # a kernel without huge pages
-            memory.madvise(_ADVICE)

@@ -13,7 +13,7 @@
       torch213/       the adapters for torch <= 2.13
     shrinking         reconfigure, shrink and shrink_group
     ddp               two wrappers for DDP, which expects C++ objects
-    refused_by_torch  calls that torch's own code refuses
+    refused_by_torch  calls that torch refuses before mpicoll sees them
     dynamo            keeps torch.compile out of our code
 
 `import torch` imports the first four; the others are imported when the first group is made.

@@ -35,9 +35,12 @@ def autoload() -> None:
             return
         _wrap()  # first: the wrappers report any failure below
         _register(c10d)
-        from mpicoll._base import open_mpi_settings, torch_variables
+        from mpicoll._base import launcher, open_mpi_settings
 
-        torch_variables.provide()
+        if launcher.detect() is not None:
+            from mpicoll._base import torch_variables
+
+            torch_variables.provide()
         if "mpi4py.MPI" not in sys.modules:  # importing it starts MPI
             open_mpi_settings.provide()
         _failure = None

@@ -21,7 +21,6 @@ from mpicoll._device.regions import Regions
 from mpicoll._device.staging import Part
 from mpicoll._mpi import shared_segment
 from mpicoll._mpi.channel import Channel
-from mpicoll._mpi.shared_segment import Segment
 from mpicoll._tensors import buffers
 
 SLOT = 8 << 20  # bytes of a slot in GPU memory; each group that uses this path has five, 40 MiB
@@ -39,7 +38,7 @@ class DeviceWindow(Window):
 
     def __init__(
         self,
-        segment: Segment,
+        segment: shared_segment.Segment,
         buffers: Sequence[Tensor],
         rank: int,
         chunk: int,

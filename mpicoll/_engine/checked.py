@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch import Tensor
-from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
-from mpicoll._base import config
 from mpicoll._base.errors import CollectiveMismatch
 from mpicoll._base.facts import Facts, difference
 from mpicoll._engine.communicator import Communicator
@@ -19,17 +17,6 @@ from mpicoll._engine.work import Work
 from mpicoll._faults import roll_call
 from mpicoll._tensors import calls, signatures
 from mpicoll._tensors.calls import Call
-
-
-def wanted() -> bool:
-    """True if this rank's environment asks for the check. Raises ValueError: MPICOLL_CHECK has a value that is not allowed."""
-    check: bool | None = config.get("MPICOLL_CHECK")
-    return get_debug_level() == DebugLevel.DETAIL if check is None else check
-
-
-def compares() -> bool:
-    """True if this rank's environment lets the watchdogs compare calls once a second."""
-    return config.get("MPICOLL_CHECK") is not False
 
 
 class CheckedCommunicator(Communicator):

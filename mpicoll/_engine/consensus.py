@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from torch._C._distributed_c10d import DebugLevel, get_debug_level
+
+from mpicoll._base import config
 from mpicoll._device import consensus as devices
 from mpicoll._device.consensus import DeviceChoices
-from mpicoll._engine import checked, torch_threads
+from mpicoll._engine import torch_threads
 from mpicoll._host import algorithm_choice
 from mpicoll._host.algorithm_choice import Choices
 from mpicoll._mpi.channel import Channel
@@ -38,7 +41,7 @@ def agree(channel: Channel) -> Agreed:
     error, own, rank = "", None, channel.comm.Get_rank()
     if rank == 0:
         try:
-            own = algorithm_choice.choices(channel.runtime.library), devices.settings(), (checked.wanted(), checked.compares())
+            own = algorithm_choice.choices(channel.runtime.library), devices.settings(), (_checks(), _compares())
         except ValueError as caught:
             error = str(caught)
     with channel.lock:
@@ -53,3 +56,14 @@ def agree(channel: Channel) -> Agreed:
     assert isinstance(choices, Choices)
     nodes = topology_of([facts for *_, facts in received], rank, choices.node_size)
     return Agreed(choices, devices.agree(channel, wanted, [seen for _, _, seen, _ in received]), checks, compares, nodes)
+
+
+def _checks() -> bool:
+    """True if the environment asks for the full check. Raises ValueError: MPICOLL_CHECK has a value that is not allowed."""
+    check: bool | None = config.get("MPICOLL_CHECK")
+    return get_debug_level() == DebugLevel.DETAIL if check is None else check
+
+
+def _compares() -> bool:
+    """True if this rank's environment lets the watchdogs compare calls once a second."""
+    return config.get("MPICOLL_CHECK") is not False

@@ -12,7 +12,7 @@ from mpicoll._algorithms import plans
 from mpicoll._algorithms.plans import SUM_PLANS
 from mpicoll._engine.collectives import REFUSALS, Collectives, copying_back, refusing
 from mpicoll._engine.work import Work
-from mpicoll._tensors import buffers, calls, checks, sparse
+from mpicoll._tensors import buffers, calls, checks
 from mpicoll._tensors.buffers import is_dense_cpu
 from mpicoll._tensors.calls import Call
 from mpicoll._tensors.reductions import Op
@@ -45,6 +45,8 @@ class Reductions(Collectives):
 
     def _all_reduce(self, operation: str, tensor: Tensor, op: Op) -> Call:
         if isinstance(tensor, Tensor) and tensor.layout is torch.sparse_coo:
+            from mpicoll._tensors import sparse
+
             source = sparse.coalesced(operation, tensor, op)
             return self.backend(operation, tensor).all_reduce_sparse(operation, tensor, source, op)
         checks.movable(operation, tensor)

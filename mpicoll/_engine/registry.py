@@ -20,7 +20,6 @@ from mpicoll._base.log import Algorithms
 from mpicoll._base.waits import EXIT_S
 from mpicoll._device import consensus as devices
 from mpicoll._engine import torch_threads
-from mpicoll._engine.checked import CheckedCommunicator
 from mpicoll._engine.communicator import Communicator
 from mpicoll._engine.consensus import Agreed, agree
 from mpicoll._engine.poller import poller
@@ -127,7 +126,10 @@ class Registry:
         if ledger is not None and not agreed.checks:
             key = tag << 31 | zlib.adler32(repr(global_ranks).encode()) & 0x7FFFFFFF
             attending = attendance.of_group(ledger.boards, key, global_ranks, host.rank)
-        communicator = (CheckedCommunicator if agreed.checks else Communicator)(
+        kind = Communicator
+        if agreed.checks:
+            from mpicoll._engine.checked import CheckedCommunicator as kind
+        communicator = kind(
             name=name, channel=channel, global_ranks=global_ranks, timeout_s=timeout_s, queue=queue, host=host, devices=above,
             closer=self.close, expired=recorder.expired, key=str(tag), ledger=ledger, attendance=attending,
             unseen=tuple(rank for rank in global_ranks if rank not in seen), raises=raises, spans=spans,

@@ -1,4 +1,4 @@
-"""The number of the node of a rank, and of its threads, with the first group. Earlier, under `mpicoll run`: _launch/rank.py."""
+"""The number of a rank's threads, and of its node, from the first group on. `mpicoll run` sets threads in _launch/rank.py."""
 
 from __future__ import annotations
 

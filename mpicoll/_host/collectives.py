@@ -28,7 +28,7 @@ from mpicoll._host.messages import HostMessages
 from mpicoll._host.shared_storages import NOT_SHARED, SharedStorages
 from mpicoll._mpi.channel import IN_PLACE, Channel
 from mpicoll._mpi.datatypes import BYTE, INT_MAX, allocate, fromaddress
-from mpicoll._tensors import buffers, calls, checks, sparse
+from mpicoll._tensors import buffers, calls, checks
 from mpicoll._tensors.calls import Call
 from mpicoll._tensors.combine import Combine
 from mpicoll._tensors.reductions import Op
@@ -165,6 +165,8 @@ class HostCollectives:
         return self._all_reduce_sparse, (operation, tensor, source, op), (tensor.dtype,)
 
     def _all_reduce_sparse(self, operation: str, tensor: Tensor, source: Tensor, op: Op) -> None:
+        from mpicoll._tensors import sparse
+
         headers = torch.empty(self.size, sparse.HEADER, dtype=torch.int64, device="cpu")
         native.all_gather(self.channel, headers, sparse.header(source, tensor.dtype))
         counts = sparse.counts(operation, headers)

@@ -7,6 +7,7 @@ of its own, say), there is no segment, and MPI carries everything.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -15,8 +16,6 @@ import struct
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
-
-from mpicoll._base import huge_pages
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -97,7 +96,9 @@ def _make(nbytes: int, word: bytes) -> tuple[int, mmap.mmap | None]:
 
 def _mapped(file: int, nbytes: int) -> mmap.mmap:
     memory = mmap.mmap(file, nbytes)
-    huge_pages.ask_for(memory)
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # see _base/huge_pages.py
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 
 
