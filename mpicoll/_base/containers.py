@@ -24,7 +24,7 @@ from functools import cache
 from mpicoll._base import cpus, processes
 from mpicoll._base.launcher import Launch
 
-# The processes of a launcher that a rank starts are other ranks, although their variables may look the same (_mpi/claim.py).
+# The processes of a launcher that a rank starts are other ranks, even with the same variables (_mpi/second_process.py).
 LAUNCHER_PROGRAMS = {
     "mpirun", "mpiexec", "mpiexec.hydra", "hydra_pmi_proxy", "hydra_bstrap_pr", "prterun", "prte", "prted", "orterun", "orted",
     "srun", "slurmstepd", "palsd", "flux", "flux-shell", "mpirun_rsh", "mpispawn",

@@ -21,8 +21,8 @@ from mpicoll._engine.poller import poller
 from mpicoll._engine.queue import CollectiveQueue
 from mpicoll._engine.work import Work, found_by_tensors
 from mpicoll._faults import culprits
-from mpicoll._faults.attendance import CALL_BITS
 from mpicoll._faults.group_state import GroupState
+from mpicoll._faults.late_ranks import CALL_BITS
 from mpicoll._faults.under_way import table
 from mpicoll._faults.watchdog import watchdog
 from mpicoll._mpi.errors import MPIException, translate

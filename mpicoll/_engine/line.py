@@ -15,8 +15,8 @@ from typing import Protocol
 from torch.autograd import profiler
 
 from mpicoll._base.errors import CollectiveMismatch, MpicollError
-from mpicoll._faults.attendance import CALL_BITS, Nobody
 from mpicoll._faults.call_comparison import REMEMBERED, Entry
+from mpicoll._faults.late_ranks import CALL_BITS, Nobody
 from mpicoll._mpi import bell
 from mpicoll._tensors.calls import Call, Signature
 

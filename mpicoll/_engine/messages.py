@@ -14,7 +14,7 @@ from mpicoll._engine.collectives import Collectives
 from mpicoll._engine.poller import pending
 from mpicoll._engine.requests import MessageWork, too_long
 from mpicoll._engine.work import Work
-from mpicoll._faults.attendance import Looks
+from mpicoll._faults.late_ranks import Looks
 from mpicoll._mpi import bell
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.runtime import OWN_TAGS
@@ -112,7 +112,7 @@ class Messages(Collectives):
         return source
 
     def _recv_when_come(self, memory: Tensor, src: int | None, tag: int) -> int:
-        """Calls MPI's receive when the message has come; see attendance.py. Returns the sender's rank."""
+        """Calls MPI's receive when the message has come; see late_ranks.py. Returns the sender's rank."""
         pause = Backoff(None if src is None else self.channel.ranks[src]).pause
         if src is None:  # From now on a look is always due: MPI's receive, in another thread, could take the message of a look.
             self.receives = Looks(0)

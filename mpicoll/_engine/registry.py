@@ -24,10 +24,10 @@ from mpicoll._engine.communicator import Communicator
 from mpicoll._engine.consensus import Agreed, agree
 from mpicoll._engine.poller import poller
 from mpicoll._engine.queue import CollectiveQueue
-from mpicoll._faults import attendance, inquiries, program_end, questions, roll_call
-from mpicoll._faults.attendance import Nobody
+from mpicoll._faults import inquiries, late_ranks, program_end, questions, roll_call
 from mpicoll._faults.call_comparison import PROGRAM_ENDED, WORLD_ENDED, Ledger
 from mpicoll._faults.flight_recorder import recorder
+from mpicoll._faults.late_ranks import Nobody
 from mpicoll._faults.under_way import table
 from mpicoll._faults.watch import end_job_after, watch
 from mpicoll._faults.watchdog import watchdog
@@ -125,7 +125,7 @@ class Registry:
         attending, seen = Nobody(), {*global_ranks} if spans else {runtime_.rank} if ledger is None else {*ledger.boards.ranks}
         if ledger is not None and not agreed.checks:
             key = tag << 31 | zlib.adler32(repr(global_ranks).encode()) & 0x7FFFFFFF
-            attending = attendance.of_group(ledger.boards, key, global_ranks, host.rank)
+            attending = late_ranks.of_group(ledger.boards, key, global_ranks, host.rank)
         kind = Communicator
         if agreed.checks:
             from mpicoll._engine.checked import CheckedCommunicator as kind

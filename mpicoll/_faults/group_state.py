@@ -13,8 +13,8 @@ from torch import Tensor
 from mpicoll._base.errors import MpicollError
 from mpicoll._base.group_errors import GroupFailed, OperationTimeout, PeerLost
 from mpicoll._base.waits import PATIENCE_S
-from mpicoll._faults.attendance import Looks, Nobody
 from mpicoll._faults.call_comparison import Entry, Ledger
+from mpicoll._faults.late_ranks import Looks, Nobody
 from mpicoll._mpi.channel import Channel
 
 EVERYBODY = -1  # the peer of a collective

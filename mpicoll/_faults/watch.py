@@ -26,7 +26,7 @@ from mpicoll._base import last_words, launcher, log
 from mpicoll._base.waits import AFTER_LIMIT_S, FORWARDING_S, LEAST_LIMIT_S
 from mpicoll._faults import sigusr2
 from mpicoll._mpi import abort
-from mpicoll._mpi.claim import claim
+from mpicoll._mpi.second_process import claim
 
 WAKE = b"\0"  # in the pipe; faulthandler writes text
 PIPE = 1 << 16  # bytes that a pipe holds

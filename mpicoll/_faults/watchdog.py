@@ -23,10 +23,10 @@ from mpicoll._base import facts, last_words, log, waits
 from mpicoll._base.group_errors import GroupDestroyed, OperationTimeout
 from mpicoll._base.waits import ASK_AFTER_S, BLOCKED_S, LOOK_S, MOST_PATIENCE_S, PATIENCE_S, SHORT_LOOK_S, STACK_S
 from mpicoll._faults import culprits, inquiries, questions, stacks
-from mpicoll._faults.attendance import POLLS
 from mpicoll._faults.call_comparison import Ledger, Mismatch
 from mpicoll._faults.group_state import EVERYBODY, GroupState, UnderWay
 from mpicoll._faults.inquiries import Absent, Position
+from mpicoll._faults.late_ranks import POLLS
 from mpicoll._faults.questions import DISMISSED, SHOW, WHERE, Answer, Question
 from mpicoll._faults.under_way import table
 from mpicoll._faults.watch import watch

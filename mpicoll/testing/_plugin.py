@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mpicoll._base import inherited, launcher
-from mpicoll._mpi.claim import identity
+from mpicoll._mpi.second_process import identity
 from mpicoll.testing import _marks, agree, everyone, sessions
 
 if TYPE_CHECKING:

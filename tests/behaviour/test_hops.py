@@ -6,7 +6,7 @@ Not counted: C functions, functions of torch and of Python, and comprehensions (
 The *depth* is the number of these functions that have not returned when memory moves; the other ones only prepare.
 
 The group has run the operation before, so nothing is counted that happens on first use. Nor is a look at the other ranks counted,
-which is due before few calls of a quick succession (_faults/attendance.py), nor the ring that wakes a rank which came long ago.
+which is due before few calls of a quick succession (_faults/late_ranks.py), nor the ring that wakes a rank which came long ago.
 """
 
 import math

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import mpicoll as dist
 from mpicoll._api import groups
-from mpicoll._faults.attendance import Looks
+from mpicoll._faults.late_ranks import Looks
 from mpicoll._mpi import remote_memory
 from tests.support import agree, everyone, raised_by
 

@@ -111,7 +111,7 @@ def test_the_example_survives(victims: str, _: int) -> None:
 
 @survivable
 def test_a_rank_that_waits_sleeps() -> None:
-    """As in other jobs: tests/faults/test_attendance.py."""
-    done = launch(2, *PYTEST, "tests/faults/test_attendance.py", "-k", "signals_are_handled", options=ULFM, timeout_s=60)
+    """As in other jobs: tests/faults/test_late_ranks.py."""
+    done = launch(2, *PYTEST, "tests/faults/test_late_ranks.py", "-k", "signals_are_handled", options=ULFM, timeout_s=60)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout, done.stdout

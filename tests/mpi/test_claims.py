@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mpicoll._base import processes
-from mpicoll._mpi.claim import PREFIX, claim, connection_lost
+from mpicoll._mpi.second_process import PREFIX, claim, connection_lost
 from tests.support import LAUNCH_ENVIRONMENT, ROOT, is_open_mpi, launch, mpiexec, run
 
 pytestmark = pytest.mark.launch
@@ -27,7 +27,7 @@ def _this_process_holds_nothing(monkeypatch: pytest.MonkeyPatch, request: pytest
     monkeypatch.setattr(claim, "_file", None)  # the session's own
     root = f"boot-{processes.namespace('pid')}-{os.getpid()}-{processes.start(os.getpid())}"
     if "root_of_a_rank" not in request.node.name:
-        monkeypatch.setattr("mpicoll._mpi.claim._root", lambda environ: root)  # this process has no launcher's variables
+        monkeypatch.setattr("mpicoll._mpi.second_process._root", lambda environ: root)  # this process has no launcher's variables
     yield
     claim.release()
 
@@ -125,7 +125,7 @@ def test_what_is_left_over_is_removed(tmp_path: Path) -> None:
 
 def test_the_root_of_a_rank() -> None:
     """The same in a shell's program and in what that starts; another where the variables are another job's."""
-    code = "import os; from mpicoll._mpi import claim; print(claim._root(os.environ), flush=True)"
+    code = "import os; from mpicoll._mpi import second_process; print(second_process._root(os.environ), flush=True)"
     again = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}]); {code}"
     environ = {**os.environ, **LAUNCHED, "PYTHONPATH": str(ROOT)}
 
@@ -199,7 +199,7 @@ library.MPI.Init_thread(library.MPI.THREAD_MULTIPLE)
 runtime.start()
 library.MPI.Finalize()
 """
-NEXT = "from mpicoll._mpi.claim import claim; print(f'refused: {claim.take()}')"
+NEXT = "from mpicoll._mpi.second_process import claim; print(f'refused: {claim.take()}')"
 
 
 def test_a_second_program_in_a_rank() -> None:

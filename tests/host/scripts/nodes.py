@@ -18,7 +18,7 @@ from mpicoll._engine.communicator import Communicator
 from mpicoll._engine.registry import registry
 from mpicoll._host.collectives import MET_FROM
 from mpicoll._mpi import shared_segment
-from tests.faults.test_attendance import sleeps
+from tests.faults.test_late_ranks import sleeps
 from tests.support import agree, everyone
 from tests.support.tensors import raw, reduced
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import mpicoll as dist
-from mpicoll._faults.attendance import CALL_BITS, Attendance, Nobody, of_group
+from mpicoll._faults.late_ranks import CALL_BITS, Attendance, Nobody, of_group
 from mpicoll._mpi.boards import NBYTES, NUMBERS, Boards
 from mpicoll._mpi.shared_segment import Segment
 from mpicoll._tensors.calls import DifferentCalls
@@ -179,7 +179,7 @@ def test_what_ends_the_wait(ends: str) -> None:
 
 
 def test_a_member_without_a_place_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpicoll._faults.attendance.MADE_S", 0.2)
+    monkeypatch.setattr("mpicoll._faults.late_ranks.MADE_S", 0.2)
     boards = boards_of(2)
     attendance, begin = of_group(boards[0], 5, (0, 1), 0), time.monotonic()
     for number in range(1, 6):
