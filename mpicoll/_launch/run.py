@@ -43,23 +43,12 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     try:
         request, programs = parse(sys.argv[1:] if argv is None else argv, prog)
         check_once(os.environ)
-        job_plan, environ = prepare(programs, request)
+        return _supervise(programs, request)
     except BrokenPipeError:  # from --help, with Python 3.11.2 for example; later ones drop it
         raise
     except (LaunchError, ValueError, OSError) as error:
         print(f"mpicoll.run: {error}", file=sys.stderr)
         return 2
-    if request.dry_run:
-        print(spell(job_plan))
-        return 0
-    try:
-        _announce(job_plan, request)
-        return _supervise(programs, job_plan, environ, request)
-    except LaunchError as error:  # before a restart
-        print(f"mpicoll.run: {error}", file=sys.stderr)
-    except OSError as error:
-        print(f"mpicoll.run: cannot start {job_plan.command[0]}: {error.strerror}", file=sys.stderr)
-    return 2
 
 
 def check_once(environ: Mapping[str, str]) -> None:
@@ -94,10 +83,16 @@ def _say(text: str) -> None:
         print(f"mpicoll.run: {text}", file=sys.stderr, flush=True)
 
 
-def _supervise(programs: Sequence[Program], job_plan: Plan, environ: Mapping[str, str], request: Request) -> int:
+def _supervise(programs: Sequence[Program], request: Request) -> int:
     """Runs mpiexec, again after a failure if the user wants that. Returns the exit status, and prints what has ended the job."""
-    watch = supervisor.Supervisor()
+    watch: supervisor.Supervisor | None = None
     while True:
+        job_plan, environ = prepare(programs, request)  # each time with another MASTER_PORT: the old one may still be taken
+        if request.dry_run:
+            print(spell(job_plan))
+            return 0
+        _announce(job_plan, request)
+        watch = watch or supervisor.Supervisor()
         outcome = watch.run(job_plan, environ, request.grace_s)
         if _failed_by_itself(outcome, job_plan.family, request):
             _say(f"{outcome.cause}; it is started once more")
@@ -115,8 +110,6 @@ def _supervise(programs: Sequence[Program], job_plan: Plan, environ: Mapping[str
         _say(f"restart {request.restart} of {request.max_restarts} in {delay_s:g} s")
         if number := watch.pause(delay_s):
             return 128 + number
-        job_plan, environ = prepare(programs, request)  # another MASTER_PORT: the old one may still be taken
-        _announce(job_plan, request)
 
 
 def _failed_by_itself(outcome: supervisor.Outcome, family: str, request: Request) -> bool:

@@ -36,6 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpicoll._base import processes
+from mpicoll._base.errors import LaunchError
 from mpicoll._base.inherited import SUPERVISOR
 from mpicoll._base.waits import GONE_S, KILL_S, LAST_REPORTS_S, LEFT_BEHIND_S, SETTLE_S, SHORT_LOOK_S, STOP_S
 from mpicoll._launch import linux
@@ -86,7 +87,7 @@ class Supervisor:
         self.signals = linux.Signals(passed_on | {signal.SIGCHLD})
 
     def run(self, plan: Plan, environ: Mapping[str, str], grace_s: float) -> Outcome:
-        """Runs the job until it has ended on all hosts. Raises OSError if mpiexec cannot be started.
+        """Runs the job until it has ended on all hosts. Raises LaunchError if mpiexec cannot be started.
 
         Args:
             environ: Of mpiexec.
@@ -138,6 +139,8 @@ class _Job:
             self.mpiexec = subprocess.Popen(
                 self.plan.command, env=environ, preexec_fn=in_child, stdout=stdout, stderr=self.errors.pipe
             )
+        except OSError as error:
+            raise LaunchError(f"cannot start {self.plan.command[0]}: {error.strerror}") from error
         finally:
             for each in self.outputs:
                 each.start()
