@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import importlib
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -197,17 +198,9 @@ def _handler(name: str, arguments: dict[str, Any]) -> wrapping.Handler:
     ensure()
     from mpicoll._faults.watch import end_job_after
 
-    handler: wrapping.Handler
+    home = "shrinking" if name == "shrink_group" else "init"
     with end_job_after(name, wrapping.limit(wrapping.complete(arguments))), _collections_put_off():
-        if name == "shrink_group":
-            from mpicoll._c10d import shrinking
-
-            handler = shrinking.shrink_group
-        else:
-            from mpicoll._c10d import init
-
-            handler = getattr(init, name)
-    return handler
+        return getattr(importlib.import_module(f"mpicoll._c10d.{home}"), name)  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
