@@ -39,6 +39,15 @@ LAST_CALLS = 20  # on a board, of a group that the rank has left
 Entry: TypeAlias = "tuple[int, str, float, Signature, bool]"
 
 
+class Line(Protocol):
+    """What the watching thread reads of a group's line (`_engine/line.py`)."""
+
+    history: deque[Entry]
+    started: int
+    ended: int
+    broken: MpicollError | None
+
+
 class Member(Protocol):
     """What the ledger reads of a group (`GroupState`). ``key`` is a name that is equal on all ranks."""
 
@@ -51,10 +60,7 @@ class Member(Protocol):
     checked: ClassVar[bool]
 
     @property
-    def ended(self) -> int: ...
-
-    @property
-    def broken(self) -> MpicollError | None: ...
+    def line(self) -> Line: ...
 
 
 M = TypeVar("M", bound=Member)
@@ -165,7 +171,9 @@ class Ledger:
                 del self._ended[next(iter(self._ended))]
 
     def _write(self, used: Sequence[Member]) -> None:
-        state: list[object] = [(group.key, _begun(group), group.ended, group.broken is not None, group.left) for group in used]
+        state: list[object] = [
+            (group.key, _begun(group), group.line.ended, group.line.broken is not None, group.left) for group in used
+        ]
         state += [self.over, *self.messages, *self._ended]
         if state == self._written:
             return
@@ -216,7 +224,7 @@ class Ledger:
         known: dict[int, Rank | None] = {}
         for group in groups:
             lower = [rank for rank in group.global_ranks[: group.rank] if rank in self.boards.ranks]
-            if not lower or group.checked or isinstance(group.broken, GroupDestroyed):
+            if not lower or group.checked or isinstance(group.line.broken, GroupDestroyed):
                 continue
             if lower[-1] not in known:
                 known[lower[-1]] = self.read(lower[-1])
@@ -228,7 +236,7 @@ class Ledger:
         seen = other.groups.get(group.key)
         if seen is None:
             return None
-        failures = seen.failed + (group.broken is not None)
+        failures = seen.failed + (group.line.broken is not None)
         looks = self._one_failed[group.key] = self._one_failed.get(group.key, 0) + 1 if failures == 1 else 0
         if failures == 2 or 0 < looks <= PATIENT_LOOKS:
             return None
@@ -246,10 +254,10 @@ class Ledger:
 def state(group: Member, history: Sequence[Entry]) -> Seen:
     """What this rank has done last on a group."""
     if not history:
-        return NOTHING._replace(failed=group.broken is not None, left=group.left)
+        return NOTHING._replace(failed=group.line.broken is not None, left=group.left)
     number, operation, since, signature, _ = history[-1]
     last = signatures.alike(operation, signature)[1]
-    return Seen(number, group.ended, last, since, number, [], group.broken is not None, group.left)
+    return Seen(number, group.line.ended, last, since, number, [], group.line.broken is not None, group.left)
 
 
 def _begun(group: Member) -> int:

@@ -158,7 +158,7 @@ def _written_at(path: Path) -> float:
 
 
 def _group(group: GroupState, offset: float) -> dict[str, Any]:
-    collectives, ended = group.history.copy(), group.ended
+    collectives, ended = group.history.copy(), group.line.ended
     return {
         "name": group.name, "ranks": list(group.channel.ranks), "timeout_s": group.timeout_s,
         "error": None if group.broken is None else str(group.broken), "issued": group.queue.issued(),

@@ -13,7 +13,7 @@ from torch import Tensor
 from mpicoll._base.errors import MpicollError
 from mpicoll._base.group_errors import GroupFailed, OperationTimeout, PeerLost
 from mpicoll._base.waits import PATIENCE_S
-from mpicoll._faults.call_comparison import Entry, Ledger
+from mpicoll._faults.call_comparison import Entry, Ledger, Line
 from mpicoll._faults.late_ranks import Looks, Nobody
 from mpicoll._mpi.channel import Channel
 
@@ -29,15 +29,6 @@ class Work(Protocol):
     def overdue(self, now: float) -> bool: ...
 
     def expire(self, limit_s: float | None = None, reason: str = "") -> None: ...
-
-
-class Line(Protocol):
-    """What is read here of a group's line (`_engine/line.py`)."""
-
-    history: deque[Entry]
-    started: int
-    ended: int
-    broken: MpicollError | None
 
 
 class Order(Protocol):
@@ -130,11 +121,6 @@ class GroupState:
     def broken(self, error: MpicollError | None) -> None:
         self.line.broken = error
 
-    @property
-    def ended(self) -> int:
-        """Number of the last collective that has ended on this rank."""
-        return self.line.ended
-
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}: rank {self.rank} of {self.size}{', unusable' if self.broken else ''}>"
 
@@ -151,7 +137,7 @@ class GroupState:
 
     def under_way(self) -> UnderWay | None:
         """Returns the collective that this rank is in."""
-        if not self.history or (last := self.history[-1])[0] <= self.ended:
+        if not self.history or (last := self.history[-1])[0] <= self.line.ended:
             return None
         number, operation, since, _, asynchronous = last
         work = self.queue.work if asynchronous else None

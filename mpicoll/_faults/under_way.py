@@ -65,7 +65,7 @@ def _in_words(operation: UnderWay) -> str:
 def _collective(group: GroupState) -> str:
     """The last one of a group."""
     number, operation, since, signature, _ = group.history[-1]
-    lasted_s = time.monotonic() - since if number > group.ended else None
+    lasted_s = time.monotonic() - since if number > group.line.ended else None
     return last_collective(number, signatures.alike(operation, signature)[1], lasted_s, f"group {group.name!r}", was=True)
 
 

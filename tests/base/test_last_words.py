@@ -103,8 +103,10 @@ NOW = 1000.0
 def test_what_a_rank_does_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a rank without a collective, and of one with two messages. For the rest: launch/test_supervisor.py."""
     monkeypatch.setattr(under_way, "time", SimpleNamespace(monotonic=lambda: NOW))
-    idle: Any = Mock(name="0", history=[], ended=0, global_ranks=[4, 5, 6], under_way=lambda: None)
-    group: Any = Mock(history=[(1, "barrier", NOW, (), False)], ended=1, left=0, global_ranks=[4, 5, 6], under_way=lambda: None)
+    idle: Any = Mock(name="0", history=[], line=Mock(ended=0), global_ranks=[4, 5, 6], under_way=lambda: None)
+    group: Any = Mock(
+        history=[(1, "barrier", NOW, (), False)], line=Mock(ended=1), left=0, global_ranks=[4, 5, 6], under_way=lambda: None
+    )
     group.name, table = "dp", Table()
     assert table.in_words() == "it had begun no collective on any group"
     table.groups[idle] = None

@@ -29,7 +29,9 @@ def two_boards() -> tuple[Boards, Boards]:
     return Boards(segment, [3, 5], 3), Boards(segment, [3, 5], 5)
 
 
-def member(rank: int, calls: list[tuple[str, tuple[Any, ...]]], first: int = 1, **more: Any) -> Any:
+def member(
+    rank: int, calls: list[tuple[str, tuple[Any, ...]]], first: int = 1, ended: int = 0, broken: Any = None, **more: Any
+) -> Any:
     """A group of ranks 3 and 5 that has made these calls."""
     entries = [(number, name, time.monotonic(), call, False) for number, (name, call) in enumerate(calls, first)]
     history = deque(entries, maxlen=REMEMBERED)
@@ -38,9 +40,8 @@ def member(rank: int, calls: list[tuple[str, tuple[Any, ...]]], first: int = 1, 
         "rank": rank,
         "global_ranks": (3, 5),
         "history": history,
-        "ended": 0,
+        "line": SimpleNamespace(history=history, started=first + len(calls) - 1, ended=ended, broken=broken),
         "left": 0,
-        "broken": None,
         "ending": "destroyed",
         "checked": False,
     }
