@@ -63,7 +63,7 @@ def empty_shared(*size: int | Sequence[int], dtype: torch.dtype | None = None, g
     communicator = torch_world.communicator("empty_shared", group)
     shape = tuple(size[0]) if len(size) == 1 and isinstance(size[0], Sequence) else size
     made = torch.empty(shape, dtype=dtype, device="meta")  # type: ignore[arg-type]  # checks the arguments
-    found = communicator.share(made.dtype, prod(made.shape))
+    found = communicator.accesses.share(made.dtype, prod(made.shape))
     return torch.empty_like(made, device="cpu") if found is None else found.view(made.shape)
 
 
@@ -103,7 +103,8 @@ class Window:
 
     def __init__(self, tensor: Tensor | None = None, group: ProcessGroup | None = None) -> None:
         self._group = torch_world.communicator("Window", group)
-        self._number, self._group.windows = self._group.windows, self._group.windows + 1
+        self._accesses = self._group.accesses
+        self._number, self._accesses.windows = self._accesses.windows, self._accesses.windows + 1
         self._exposed: Exposed | None = None
         if tensor is not None:
             self.tensor_register(tensor)
@@ -141,7 +142,7 @@ class Window:
         """
         if self._exposed is not None:
             raise ValueError("tensor_register: the window has a tensor; all ranks call tensor_deregister first")
-        self._exposed = self._group.expose(tensor)
+        self._exposed = self._accesses.expose(tensor)
 
     def tensor_deregister(self) -> None:
         """Ends the access to the tensors of all ranks, which come to it first (collective).
@@ -149,7 +150,7 @@ class Window:
         Raises:
             ValueError: No tensor is registered.
         """
-        self._group.withdraw(self._registered("tensor_deregister"))
+        self._accesses.withdraw(self._registered("tensor_deregister"))
         self._exposed = None
 
     def close(self) -> None:
@@ -175,7 +176,7 @@ class Window:
             ValueError: There is no such rank, or the elements do not fit into its tensor. Nothing has been written.
             TypeError: The dtype differs.
         """
-        work = self._group.access("put", self._registered("put"), tensor, dst_rank, target_offset_nelems, async_op)
+        work = self._accesses.access("put", self._registered("put"), tensor, dst_rank, target_offset_nelems, async_op)
         if async_op:
             work.limit(_timeout(opts))
         return work
@@ -196,7 +197,7 @@ class Window:
             ValueError: As for `put`.
             TypeError: The dtype differs.
         """
-        work = self._group.access("get", self._registered("get"), tensor, src_rank, offset_nelems, async_op)
+        work = self._accesses.access("get", self._registered("get"), tensor, src_rank, offset_nelems, async_op)
         buffers.count_write(tensor)
         return work
 
@@ -222,12 +223,12 @@ class Window:
             TypeError: The dtype differs, or MPI does not reduce it by ``op`` as it is (UnsupportedReduction).
         """
         exposed = self._registered("accumulate")
-        return self._group.access("accumulate", exposed, tensor, dst_rank, offset_nelems, async_op, op)
+        return self._accesses.access("accumulate", exposed, tensor, dst_rank, offset_nelems, async_op, op)
 
     def fence(self) -> None:
         """Returns when every rank has called it and everything that was put or accumulated before is visible (collective)."""
         exposed = self._registered("fence")
-        self._group.flush("fence", exposed)
+        self._accesses.flush("fence", exposed)
         self._group.barrier()
         exposed.memory.sync()
 
@@ -246,8 +247,8 @@ class Window:
             ValueError: There is no such rank.
         """
         exposed, rank = self._registered("signal"), self._peer("signal", peer_rank)
-        self._group.flush("signal", exposed, rank)
-        return self._group.signal(self._number, rank, async_op, _timeout(opts))
+        self._accesses.flush("signal", exposed, rank)
+        return self._accesses.signal(self._number, rank, async_op, _timeout(opts))
 
     def wait_signal(self, peer_rank: int, async_op: bool = False, opts: Any = None) -> Work:
         """Takes one signal of this window from a rank (not collective). Each signal ends one wait.
@@ -265,7 +266,7 @@ class Window:
             OperationTimeout: No signal came in time; the message names the rank.
         """
         exposed, rank = self._registered("wait_signal"), self._peer("wait_signal", peer_rank)
-        return self._group.wait_signal(exposed, self._number, rank, async_op, _timeout(opts))
+        return self._accesses.wait_signal(exposed, self._number, rank, async_op, _timeout(opts))
 
     def map_remote_tensor(self, rank: int) -> Tensor:
         """Returns the registered tensor of a rank of this node, without a copy, as one dimension (not collective).

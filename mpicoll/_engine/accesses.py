@@ -13,13 +13,12 @@ from torch import Tensor
 
 from mpicoll._base.errors import MpicollError, UnsupportedReduction
 from mpicoll._base.waits import EXIT_S
-from mpicoll._engine.collectives import REFUSALS
-from mpicoll._engine.messages import Messages
+from mpicoll._engine.collectives import REFUSALS, Collectives
 from mpicoll._engine.poller import pending, poller
 from mpicoll._engine.work import Work
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.datatypes import predefined
-from mpicoll._mpi.remote_memory import RemoteMemory, Shared
+from mpicoll._mpi.remote_memory import RemoteMemory
 from mpicoll._mpi.runtime import SIGNAL_TAGS
 from mpicoll._tensors import buffers, checks, reductions
 from mpicoll._tensors.reductions import Op
@@ -50,24 +49,22 @@ class Exposed:
         return None if place is None else view(*place, self.dtypes[rank], self.counts[rank])
 
 
-class Accesses(Messages):
-    """put, get, accumulate, signal, wait_signal, and the registration of tensors. Ranks are group ranks."""
+class Accesses:
+    """put, get, accumulate, signal, wait_signal, and the registration of tensors, of one group. Ranks are group ranks."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(self, group: Collectives) -> None:
+        self.group = group
         self.windows = 0  # that the group has had: equal on all ranks
         self._exposed: list[Exposed] = []
 
     def share(self, dtype: torch.dtype, count: int) -> Tensor | None:
         """A tensor of so many elements in memory of `remote_memory.share`, or None (collective)."""
-        found: list[Shared | None] = []
-        call = lambda: found.append(self.host.storages.share(count * dtype.itemsize))  # noqa: E731
-        self.run("empty_shared", (call, (), ()), [])
-        if (shared := found[0]) is None or count == 0:
+        shared = self.group.value("empty_shared", self.group.host.storages.share, count * dtype.itemsize)
+        if shared is None or count == 0:
             return None
-        memory, offset = shared.parts[self.host.windows.node.index(self.rank)]
+        memory, offset = shared.parts[self.group.host.windows.node.index(self.group.rank)]
         tensor = view(memory, offset, dtype, count)
-        self.host.storages.add(tensor.untyped_storage(), shared)
+        self.group.host.storages.add(tensor.untyped_storage(), shared)
         return tensor
 
     def expose(self, tensor: Tensor) -> Exposed:
@@ -80,24 +77,22 @@ class Accesses(Messages):
         try:
             _check_memory(operation, tensor)
         except REFUSALS as error:
-            self.refused(operation, error)
+            self.group.refused(operation, error)
             raise
-        found: list[RemoteMemory] = []
         kind = str(tensor.dtype).removeprefix("torch.").encode()
-        call = lambda: found.append(RemoteMemory(self.channel, tensor.data_ptr(), tensor.nbytes, kind))  # noqa: E731
-        self.run(operation, (call, (), ()), [], reads=[tensor])
-        memory = found[0]
+        place = self.group.channel, tensor.data_ptr(), tensor.nbytes, kind
+        memory = self.group.value(operation, RemoteMemory, *place, reads=[tensor])
         dtypes = [getattr(torch, name.decode()) for name in memory.kinds]
         counts = [nbytes // dtype.itemsize for nbytes, dtype in zip(memory.sizes, dtypes, strict=True)]
         exposed = Exposed(tensor, memory, counts, dtypes)
         self._exposed.append(exposed)
         if memory.by_mpi and not all(memory.addresses):
-            poller.serve(self.channel)
+            poller.serve(self.group.channel)
         return exposed
 
     def withdraw(self, exposed: Exposed) -> None:
         """Ends the access to the tensors of all ranks (collective)."""
-        self.run("tensor_deregister", (self._withdraw, (exposed,), ()), [])
+        self.group.run("tensor_deregister", (self._withdraw, (exposed,), ()), [])
 
     def _withdraw(self, exposed: Exposed) -> None:
         self._exposed.remove(exposed)
@@ -110,9 +105,10 @@ class Accesses(Messages):
 
     def _all_leave(self) -> bool:
         """A dissemination barrier of messages. In MPI's, this rank would end a barrier of another rank that goes on."""
-        pause, deadline, tag, messages = Backoff().pause, monotonic() + EXIT_S, _tag(-1), self.host.messages
-        for step in (1 << bit for bit in range((self.size - 1).bit_length())):
-            to, source = (self.rank + step) % self.size, (self.rank - step) % self.size
+        group = self.group
+        pause, deadline, tag, messages = Backoff().pause, monotonic() + EXIT_S, _tag(-1), group.host.messages
+        for step in (1 << bit for bit in range((group.size - 1).bit_length())):
+            to, source = (group.rank + step) % group.size, (group.rank - step) % group.size
             transfers = [messages.isend(NOTHING, to, tag), messages.irecv(NOTHING, NOTHING, source, tag)]
             while transfers := [each for each in transfers if not each.test()]:
                 if monotonic() > deadline:
@@ -130,9 +126,9 @@ class Accesses(Messages):
             UnsupportedReduction: MPI does not reduce this dtype by ``op`` as it is.
             MpicollError: MPI cannot reach the rank in a job that goes on when a rank dies.
         """
-        if self.broken is not None:
-            self.check_usable(operation)
-        checks.group_rank(operation, "the peer", rank, self.size)
+        if self.group.broken is not None:
+            self.group.check_usable(operation)
+        checks.group_rank(operation, "the peer", rank, self.group.size)
         _check_memory(operation, tensor)
         memory, size = exposed.memory, tensor.dtype.itemsize
         offset, count = offset if type(offset) is int else checks.integer(operation, "the offset", offset), tensor.numel()
@@ -151,32 +147,32 @@ class Accesses(Messages):
             return DONE
         if not memory.by_mpi:
             raise MpicollError(
-                f"{self.where(operation)}: MPI cannot access the memory of rank {rank} in a job that goes on when a rank dies; "
-                "put and get work in memory of empty_shared, between ranks of one node"
+                f"{self.group.where(operation)}: MPI cannot access the memory of rank {rank} in a job that goes on when a rank "
+                "dies; put and get work in memory of empty_shared, between ranks of one node"
             )
         arguments = operation.capitalize(), own, tensor.nbytes, rank, offset * size, *reduction
         if async_op:  # Open MPI's MPI_Rput of 64 MB waits for the target
-            return pending(self, operation, self.guarded(operation, memory.start, arguments, rank), tensor, rank)
-        self.guarded(operation, memory.move, arguments, rank)
+            return pending(self.group, operation, self.group.guarded(operation, memory.start, arguments, rank), tensor, rank)
+        self.group.guarded(operation, memory.move, arguments, rank)
         return DONE
 
     def flush(self, operation: str, exposed: Exposed, rank: int | None = None) -> None:
         """Returns when what this rank has started at ``rank``, None: at any rank, has arrived there."""
         for peer in [peer for peer in sorted(exposed.memory.unflushed) if rank in (None, peer)]:
-            self.guarded(operation, exposed.memory.flush, (peer,), peer)
+            self.group.guarded(operation, exposed.memory.flush, (peer,), peer)
         exposed.memory.sync()
 
     def signal(self, number: int, rank: int, async_op: bool, timeout: timedelta | None) -> Work:
         """Sends a signal of the group's window of this number."""
-        self.check_usable("signal")
-        transfer = self.host.messages.isend(NOTHING, rank, _tag(number))
-        return _ended(pending(self, "signal", transfer, NOTHING, rank), async_op, timeout)
+        self.group.check_usable("signal")
+        transfer = self.group.host.messages.isend(NOTHING, rank, _tag(number))
+        return _ended(pending(self.group, "signal", transfer, NOTHING, rank), async_op, timeout)
 
     def wait_signal(self, exposed: Exposed, number: int, rank: int, async_op: bool, timeout: timedelta | None) -> Work:
         """Takes one signal from ``rank``: every signal ends one wait."""
-        self.check_usable("wait_signal")
-        transfer = self.host.messages.irecv(NOTHING, NOTHING, rank, _tag(number))
-        work = pending(self, "wait_signal", transfer, NOTHING, rank)
+        self.group.check_usable("wait_signal")
+        transfer = self.group.host.messages.irecv(NOTHING, NOTHING, rank, _tag(number))
+        work = pending(self.group, "wait_signal", transfer, NOTHING, rank)
         work._on_completion(exposed.memory.sync)
         return _ended(work, async_op, timeout)
 

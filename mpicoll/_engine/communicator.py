@@ -16,14 +16,19 @@ from mpicoll._base.group_errors import OperationTimeout
 from mpicoll._engine.accesses import Accesses
 from mpicoll._engine.exchanges import Exchanges
 from mpicoll._engine.gathers import Gathers
+from mpicoll._engine.messages import Messages
 from mpicoll._engine.reductions import Reductions
 from mpicoll._engine.work import Work
 from mpicoll._faults import culprits, roll_call
 from mpicoll._tensors import checks
 
 
-class Communicator(Reductions, Gathers, Exchanges, Accesses):
-    """The operations of a process group over MPI."""
+class Communicator(Reductions, Gathers, Exchanges, Messages):
+    """The operations of a process group over MPI. ``accesses``: the one-sided ones."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.accesses = Accesses(self)
 
     def barrier(self, async_op: bool = False, timeout_s: float | None = None) -> Work | None:
         """Returns when every rank of the group has called it (collective).

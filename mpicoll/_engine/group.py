@@ -110,6 +110,12 @@ class Group(GroupState):
                 span.end()
         return None
 
+    def value(self, operation: str, function: Callable[..., T], *arguments: Any, reads: Sequence[Tensor] = ()) -> T:
+        """Runs a collective that writes no tensor in its turn. Returns what ``function(*arguments)`` returns."""
+        found: list[T] = []
+        self.run(operation, (lambda: found.append(function(*arguments)), (), ()), [], reads=reads)
+        return found[0]
+
     def _step(self, operation: str, call: Call, reads: Sequence[Tensor], held: Held) -> None:
         """Runs the call in the queue's order; the argument ``reads`` keeps the memory until the operation has ended."""
         self.check_usable(operation)  # an earlier operation may have failed since this one was queued

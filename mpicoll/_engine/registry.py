@@ -242,7 +242,7 @@ class Registry:
                 log.say(f"a group is closed while an operation is under way: {communicator.failure}")
         poller.cancel_all(communicator)
         if ended:
-            communicator.withdraw_all()
+            communicator.accesses.withdraw_all()
             communicator.host.close()
             if communicator.devices is not None:
                 communicator.devices.close()
@@ -279,7 +279,7 @@ class Registry:
         program_end.leave(self._collectives_started, lambda: [look() for look in self.looks], self._process)
         for communicator in self._groups.values():
             if communicator.broken is None:
-                communicator.withdraw_all()
+                communicator.accesses.withdraw_all()
 
     def _process(self, rank: int) -> str:
         """What the last world knows of a rank's process, as a clause; empty: nothing."""
