@@ -97,6 +97,8 @@ class Accesses:
     def _withdraw(self, exposed: Exposed) -> None:
         self._exposed.remove(exposed)
         exposed.memory.free()
+        if not self._exposed:
+            poller.rest(self.group.channel)
 
     def withdraw_all(self) -> None:
         """Frees what is still exposed if all ranks come within `EXIT_S`; MPICH ends with an error if a window is left."""

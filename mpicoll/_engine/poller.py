@@ -56,11 +56,14 @@ class Poller:
             self._start()
 
     def serve(self, channel: Channel) -> None:
-        """Calls MPI until the group is closed: Note [Who moves a put] in _mpi/remote_memory.py. Again: does nothing."""
-        if channel in self._served:
-            return
-        self._served.append(channel)
-        self._start()
+        """Calls MPI until `rest`: Note [Who moves a put] in _mpi/remote_memory.py. Again: does nothing."""
+        if channel not in self._served:
+            self._served.append(channel)
+            self._start()
+
+    def rest(self, channel: Channel) -> None:
+        """Ends `serve`. Another channel may still be served."""
+        self._served = [each for each in self._served if each is not channel]
 
     def _start(self) -> None:
         with self._guard:
@@ -155,7 +158,7 @@ class Poller:
 
     def cancel_all(self, group: GroupState) -> None:
         """Cancels the pending messages of a group that is being closed."""
-        self._served = [channel for channel in self._served if channel is not group.channel]
+        self.rest(group.channel)
         with self._guard:
             dropped = [work for work in self._pending if work.group is group]
             self._pending = dict.fromkeys(work for work in self._pending if work.group is not group)

@@ -5,7 +5,7 @@ Each rank exposes memory of its own size. A rank copies to and from memory that 
 # Note [Who moves a put]
 # The target takes no part in MPI's rules. But without RDMA the library of the target moves the bytes, while a thread is inside
 # MPI: MPICH 5.0.2, and Open MPI 5.0.11 over TCP and libfabric. A flush took as long as the target slept. So the poller of a rank
-# that exposes memory calls MPI all the time (`_engine/poller.py: Poller.serve`).
+# that exposes memory calls MPI meanwhile (`_engine/poller.py: Poller.serve`).
 
 # Note [Flushes that never return]
 # If the target has died, MPI_Win_flush of Open MPI 5.0.11 never returns, with ULFM too; revoking does not end it. So a job that

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import mpicoll as dist
 from mpicoll._api import groups
+from mpicoll._engine.poller import poller
 from mpicoll._faults.late_ranks import Looks
 from mpicoll._mpi import remote_memory
 from tests.support import agree, everyone, raised_by
@@ -283,6 +284,17 @@ def test_signals_add_up(rank: int, size: int) -> None:
         window.signal((rank + 1) % size)
         more.wait()
         agree(pending, "a sixth signal")
+
+
+@pytest.mark.min_ranks(2)
+def test_the_poller_moves_puts_until_the_last_window_has_gone() -> None:
+    """It went on until the group was closed, at 4 % of a core, and each small message rang it."""
+    channel = groups.of(None).channel
+    with dist.Window(torch.zeros(1)):
+        with dist.Window(torch.zeros(1)):
+            pass
+        served = channel in poller._served
+    agree(served and channel not in poller._served)
 
 
 @pytest.mark.parametrize("looks", [False, True])
