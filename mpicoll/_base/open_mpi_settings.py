@@ -2,7 +2,7 @@
 
     setting                                   when                              why
     ALWAYS                                    any Open MPI                      see there
-    OMPI_MCA_mtl_ofi_provider_exclude         Open MPI 4                        Note [The provider net] in _mpi/open_mpi.py
+    FI_PROVIDER=^net                          Open MPI 4                        Note [The provider net] in _mpi/open_mpi.py
     OMPI_MCA_btl=^ofi, OMPI_MCA_osc=^ucx      Open MPI 5, all ranks on one      starts in 0.3 s, not 1.3, and without warnings;
                                               host                              several hosts may need both
     others                                    few cores, containers             binding.py, containers.py, _launch/plan.py
@@ -31,6 +31,7 @@ ALWAYS = {
     # next ones when its poller looks again: 4 MiB took 32 ms (2 ranks on 2 cores), and take 3 ms.
     "OMPI_MCA_pml_ob1_send_pipeline_depth": "64",
 }
+OF_OPEN_MPI_4 = "OMPI_MCA_orte_ess_num_procs"  # its mpirun, and that of no later Open MPI, sets this for the ranks
 LAUNCHERS = ("openmpi", "jsm", "pals", "flux", "slurm", "pmix")  # which may start ranks of Open MPI
 
 NAME = "mca-params.conf"
@@ -39,20 +40,21 @@ FILES = ((".openmpi", "OMPI_MCA_"), (".prte", "PRTE_MCA_"), (".pmix", "PMIX_MCA_
 
 def of_version(version: tuple[int, ...], one_host: bool) -> dict[str, str]:
     """The settings beside `ALWAYS` for this Open MPI."""
-    if version[:1] < (5,):  # this one is the default of Open MPI 5
-        return {"OMPI_MCA_mtl_ofi_provider_exclude": "shm,sockets,tcp,udp,rstream,usnic,net"}
+    if version[:1] < (5,):  # Open MPI 5 does without "net" by itself
+        return {"FI_PROVIDER": "^net"}
     return {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_osc": "^ucx"} if one_host else {}
 
 
 def provide(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Sets `ALWAYS` where they are unset, in a rank that a launcher of Open MPI may have started.
+    """Sets `ALWAYS`, and what Open MPI 4 needs, where they are unset, in a rank that a launcher of Open MPI may have started.
 
     For programs in which another package starts MPI before mpicoll does (MPIEnvironment of Lightning). Call it before MPI starts:
     afterwards the variables would describe settings that are not in force.
     """
     launch = launcher.detect(environ)
     if launch is not None and launch.launcher in LAUNCHERS:
-        for name, value in ALWAYS.items():
+        more = of_version((4,), one_host=False) if OF_OPEN_MPI_4 in environ else {}
+        for name, value in {**ALWAYS, **more}.items():
             environ.setdefault(name, value)
 
 

@@ -19,8 +19,9 @@ is true. Receives then match the message first, compare its length, and only the
 
 # Note [The provider net]
 Where there is no fast network, Open MPI 4.1.4 of Debian 12 takes the provider "net" of libfabric 1.17: TCP, between ranks of one
-host, too. After a message that was longer than its receive, later messages did not arrive: in 3 of 6 runs both ranks waited for
-ever. Without it, ob1 and shared memory carry the messages: 8 bytes took 2.5 us, not 45 us.
+host, too. Messages get lost there (open-mpi/ompi issue 11295): random operations waited for ever in 5 of 6 runs, and so did what
+came after a message that was longer than its receive. Without it, ob1 and shared memory carry the messages: 8 bytes took 2.5 us,
+not 45 us. The setting is libfabric's: Open MPI refuses a list of its own beside the user's OMPI_MCA_mtl_ofi_provider_include.
 """
 
 from __future__ import annotations

@@ -168,6 +168,11 @@ def test_open_mpis_settings_are_for_its_ranks() -> None:
         changed: dict[str, str] = dict(environ)
         open_mpi_settings.provide(changed)
         assert changed == {**open_mpi_settings.ALWAYS, **environ}
+    four = {**OPENMPI, open_mpi_settings.OF_OPEN_MPI_4: "2"}  # its provider net, also where mpi4py starts MPI first
+    open_mpi_settings.provide(changed := dict(four))
+    assert changed == {**open_mpi_settings.ALWAYS, **open_mpi_settings.of_version((4,), one_host=False), **four}
+    open_mpi_settings.provide(changed := {**four, "FI_PROVIDER": "psm2"})
+    assert changed["FI_PROVIDER"] == "psm2"
     for environ in ({}, SBATCH, HYDRA, MVAPICH):
         changed = dict(environ)
         open_mpi_settings.provide(changed)

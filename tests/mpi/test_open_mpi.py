@@ -50,7 +50,7 @@ def test_a_setting_of_the_user_or_of_the_site_stays(tmp_path: Path, monkeypatch:
 
 
 def test_open_mpi_4_does_without_the_provider_net() -> None:
-    """It lost messages after one that was too long: tests/host/test_pairwise.py waited for ever."""
+    """It loses messages: tests/behaviour/test_random_operations.py waited for ever."""
     ((name, value),) = open_mpi_settings.of_version((4, 1, 4), one_host=True).items()
     for launch in ONE_HOST, launcher.Launch("openmpi", 0, 4, 0, 2), None:
         environ: dict[str, str] = {}

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import mpicoll._base.binding as binding
-from mpicoll._base import config, containers, cray, inherited, launcher
+from mpicoll._base import config, containers, cray, inherited, launcher, open_mpi_settings
 from mpicoll._base.cpus import allowed, usable_cores
 from mpicoll._base.errors import LaunchError
 from mpicoll._base.facts import ranks_in_words
@@ -131,7 +131,8 @@ def _cluster(mpi: Mpi | None, environ: Mapping[str, str], report: Report) -> Non
     report.findings += cluster.check_scheduler(allocation.find(environ), mpi, installations.srun_types(environ))
     if mpi is None:
         return
-    fabrics, said = cluster.fabrics(), installations.start_output({**environ, **cluster.SAYS})
+    ours = open_mpi_settings.of_version(mpi.version, one_host=False) if mpi.vendor == "Open MPI" else {}
+    fabrics, said = cluster.fabrics(), installations.start_output({**ours, **environ, **cluster.SAYS})
     used = cluster.in_use(said)
     report.facts["network"] = {"fabrics": [asdict(fabric) for fabric in fabrics], "in_use": used and used.words}
     verbs, wheels = os.path.isdir("/dev/infiniband"), tuple(installed_wheels())
