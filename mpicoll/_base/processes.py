@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import socket
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from mpicoll._base.cpus import read
 RUNS, ENDED = "runs", "has ended"
 STATES = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "Z": ENDED, "X": ENDED, "": ENDED}
 FOLDER = Path("/dev/shm")
-# Files of shared memory that MPI makes there. The last two: of MPICH 4.0, and of Open MPI, left if its mpiexec is killed.
-PATTERNS = ("mpich_shm_*", "mpich_vci_*", "mpich_shar_tmp*", "sm_segment.*")
+# Files of shared memory that MPI makes there. The last of each: of MPICH 4.0, and of Open MPI 4, left if its mpiexec is killed.
+OF_MPICH = "mpich_shm_*", "mpich_vci_*", "mpich_shar_tmp*"
+PATTERNS = *OF_MPICH, "sm_segment.*", "vader_segment.*"
 
 
 def _field(pid: int, number: int) -> str:
@@ -74,9 +76,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def unlink_mapped(folder: Path = FOLDER) -> None:
+def unlink_mapped(patterns: Iterable[str] = PATTERNS, folder: Path = FOLDER) -> None:
     """Removes the names of the files of MPI that this process has mapped: a killed job leaves them. Their memory lasts."""
-    names = "|".join(pattern.removesuffix("*") for pattern in PATTERNS)
+    names = "|".join(pattern.removesuffix("*") for pattern in patterns)
     for path in set(re.findall(rf" ({folder}/(?:{names})\S*)$", read("/proc/self/maps"), re.MULTILINE)):
         with contextlib.suppress(OSError):  # another rank was faster
             os.unlink(path)

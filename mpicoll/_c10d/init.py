@@ -93,8 +93,8 @@ def _init_over_mpi(
     with _hooks_outside_torch(), _undone_on_failure("init_process_group"):
         registry.begin()
         roll_call.everyone(mpi, "init_process_group", limit_s)
-        if launcher.store_world is not None or mpi.size == 1:  # no mpiexec removes them: Open MPI started alone leaves one
-            processes.unlink_mapped()
+        alone = launcher.store_world is not None or mpi.size == 1  # Open MPI started alone leaves a file, too
+        processes.unlink_mapped(processes.PATTERNS if alone else processes.OF_MPICH)  # all ranks have mapped those of MPICH
         if by_mpi:
             made = store.make(mpi, limit_s) if names.only_ours(translated) else None
             arguments.update(store=made, init_method="mpi://" if made is None else None)

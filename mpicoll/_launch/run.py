@@ -75,7 +75,6 @@ def _announce(job_plan: Plan, request: Request) -> None:
     notes = [] if request.quiet or request.restart else [*request.notes, *job_plan.notes]
     for text in [*notes, *([spell(job_plan)] if request.verbose else [])]:
         _say(text)
-    sys.stdout.flush()
 
 
 def _say(text: str) -> None:

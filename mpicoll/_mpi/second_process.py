@@ -44,7 +44,6 @@ IDENTITY = (
 )  # fmt: skip
 
 PREFIX = "mpicoll-rank-"  # of the file name; then rank, user, boot, namespace of process ids, the root's id and start time
-
 NAME = re.compile(PREFIX + r"(?P<rank>\d+)-(?P<user>\d+)-[^-]+-(?P<namespace>\d+)-(?P<pid>\d+)-(?P<start>\d+)", re.ASCII)
 
 

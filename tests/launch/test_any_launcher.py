@@ -314,6 +314,6 @@ def test_names_of_shared_memory_go_at_once(tmp_path: Path) -> None:
     for name in ("mpich_shm_1_0", "other"):
         (tmp_path / name).write_bytes(bytes(mmap.PAGESIZE))
     with (tmp_path / "mpich_shm_1_0").open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
-        processes.unlink_mapped(tmp_path)
+        processes.unlink_mapped(folder=tmp_path)
         assert [path.name for path in tmp_path.iterdir()] == ["other"]
         assert memory[0] == 0

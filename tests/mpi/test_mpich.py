@@ -1,5 +1,7 @@
 """What is special in MPICH: a fault of 4.0 that mpicoll goes around, and messages in pieces of 8 KiB."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -34,6 +36,14 @@ def test_a_small_reduce_to_any_rank(rank: int, size: int) -> None:
             tensor = torch.full((count,), rank + 1.0)
             mpicoll.reduce(tensor, root)
             agree(rank != root or bool((tensor == size * (size + 1) / 2).all()), (root, count))
+
+
+@pytest.mark.usefixtures("world")
+@pytest.mark.skipif(is_open_mpi(), reason="files of MPICH")
+def test_shared_memory_of_mpich_has_no_name_once_there_is_a_world() -> None:
+    """Hydra ends the monitors of a job whose supervisor was killed before they have removed all: 1 MB a rank was left."""
+    mapped = {line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/mpich_" in line}
+    agree(not [name for name in mapped if not name.endswith("(deleted)")], mapped)
 
 
 @pytest.mark.launch
