@@ -1,5 +1,6 @@
 """The command ``mpicoll``: its commands, and that it imports no more than it needs."""
 
+import contextlib
 import importlib.metadata
 import os
 import re
@@ -57,8 +58,17 @@ def test_settings(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["settings"]) == 0
     said = capsys.readouterr().out
     assert all(re.search(rf"^{variable.name}\b", said, re.MULTILINE) for variable in config.VARIABLES)
-    assert command.main(["settings", "x"]) == 2
-    assert "takes no arguments" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["settings", "x"])
+    assert "unrecognized arguments: x" in capsys.readouterr().err
+
+
+@pytest.mark.ranks(1)  # bench prints on rank 0
+@pytest.mark.parametrize("name", list(command.COMMANDS))
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.suppress(SystemExit):
+        assert command.main([name, "--help"]) == 0
+    assert f"usage: mpicoll {name}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ VARIABLES = (
         "MPICOLL_ON_TIMEOUT",
         str,
         default="end",
-        meaning="what a blocking operation does at the timeout; end: the job ends; raise: OperationTimeout (50 us more for each)",
+        meaning="what a blocking operation does at the timeout; end: the job ends; raise: OperationTimeout (10 to 40 us more)",
         choices=("end", "raise"),
     ),
     Variable(

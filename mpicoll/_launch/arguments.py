@@ -158,7 +158,7 @@ HELP = {
     "--map-by": "place successive ranks on successive units, in the words of this mpiexec",
     "--tag-output": "begin each line of output with the rank that wrote it",
     "--log-dir": "write the output of rank R to DIR/rank-R.log on the host of that rank, and nothing to the terminal",
-    "--grace": "time between SIGTERM and SIGKILL, when a job is ended; default: 5",
+    "--grace": "most time between SIGTERM and SIGKILL, when a job is ended; mpiexec may kill earlier; default: 5",
     "--max-restarts": "start the job again after a failure, up to N times; the program loads its last checkpoint itself",
     "--quiet": "do not print notes, such as why there are so many ranks",
     "--verbose": "print the command that is run",
