@@ -22,7 +22,7 @@ from benchmarks.session import Figure, added, difference, mpi_name, read_row, to
 from mpicoll.bench import options
 from mpicoll.bench.formulas import EMPTY, spell
 from mpicoll.bench.operations import COLLECTIVES
-from mpicoll.bench.row import API, BACKEND, COPY, FLOAT32, GLOO, RAW, Row
+from mpicoll.bench.row import API, BACKEND, COPY, GLOO, RAW, Row
 from mpicoll.bench.table import times
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -102,7 +102,6 @@ TARGETS = [
     Target("all_reduce, 1 MiB ... 256 MiB", GLOO, 0.5, "x", to(GLOO), _REDUCED, (MIB, EVER)),
     Target("all_reduce, 16 MiB ... 256 MiB", RAW, 0.75, "x", to(RAW), _REDUCED, (16 * MIB, EVER)),
     Target("all_reduce of bfloat16, float16, 1 MiB and up", GLOO, 0.3, "x", to(GLOO), _REDUCED, (MIB, EVER), HALVES),
-    Target("the same", "our float32", 1.2, "x", to(FLOAT32), _REDUCED, (MIB, EVER), HALVES),
     Target("*_tensor, *_single, broadcast, 1 ... 64 MiB", "Gloo or MPI", 0.8, "x", to_better, MOVED, (MIB, 64 * MIB)),
     Target("all_reduce, 16 MiB and up", "memory copy", 1.3, "x", to(COPY), _REDUCED, (16 * MIB, EVER)),
     Target(

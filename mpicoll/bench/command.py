@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -11,11 +11,10 @@ import torch
 
 from mpicoll.bench import options, table, tune
 from mpicoll.bench.formulas import EMPTY, IN_PARTS, REDUCTIONS
-from mpicoll.bench.harness import Harness, Maker, Skipped, has_twin, open_harness
+from mpicoll.bench.harness import Harness, Maker, Skipped, open_harness
 from mpicoll.bench.messages import MESSAGES
 from mpicoll.bench.operations import COLLECTIVES
 from mpicoll.bench.rounds import QUICK, Pace
-from mpicoll.bench.row import FLOAT32, Row
 
 KNOWN: dict[str, Maker] = {**COLLECTIVES, **MESSAGES}
 
@@ -33,17 +32,17 @@ def run(words: Sequence[str]) -> None:
             tune.run(harness, output, args.out, args.quick)
         else:
             output.say(*table.LEGEND)
-            output.say(*table.copy_lines(list(_measure(harness, output, args))))
+            _measure(harness, output, args)
         output.write(args.json)
 
 
-def _measure(harness: Harness, output: table.Output, args: Namespace) -> Iterator[Row]:
+def _measure(harness: Harness, output: table.Output, args: Namespace) -> None:
     """Measures and prints a table for each dtype and reduction (collective)."""
     what, ways = args.what, [options.WAYS[way] for way in args.impl]
     for name, op in product(args.dtypes, args.ops):
         dtype = getattr(torch, name)
         title = ", ".join([what, *([] if what in EMPTY else [name]), *([op] if what in REDUCTIONS else [])])
-        lines = table.Table(title, [*ways, *([FLOAT32] if has_twin(what, dtype) else [])])
+        lines = table.Table(title, ways)
         unit = dtype.itemsize * (harness.size if what in IN_PARTS else 1)  # tensors are split among the ranks
         sizes = [0] if what in EMPTY else dict.fromkeys(max(unit, nbytes // unit * unit) for nbytes in args.sizes)
         for i, nbytes in enumerate(sizes):
@@ -55,4 +54,3 @@ def _measure(harness: Harness, output: table.Output, args: Namespace) -> Iterato
             output.say(*(lines.head() if i == 0 else []), lines.line(row))
             if i == 0:
                 output.say(*(f"          {way} left out: {why}" for way, why in (row.missing or {}).items()))
-            yield row

@@ -21,7 +21,7 @@ from mpicoll.bench import formulas
 from mpicoll.bench.formulas import REDUCTIONS, spell
 from mpicoll.bench.operations import CPU, Memory, Operation, Shape
 from mpicoll.bench.rounds import Call, ControlChannel, Pace, Rounds
-from mpicoll.bench.row import API, BACKEND, BUS, COPIES, COPY, FLOAT32, GLOO, NCCL, RAW, Row
+from mpicoll.bench.row import API, BACKEND, BUS, COPIES, COPY, GLOO, NCCL, RAW, Row
 
 WAYS = (API, BACKEND, GLOO, RAW)
 FLOORS = (COPY, COPIES, BUS)
@@ -31,11 +31,6 @@ Maker = Callable[[Shape], Operation]
 
 class Skipped(Exception):
     """This row cannot be measured on any rank; the message says why."""
-
-
-def has_twin(what: str, dtype: torch.dtype) -> bool:
-    """Whether float32 with equally many bytes is measured too."""
-    return what in REDUCTIONS and dtype in (torch.float16, torch.bfloat16)
 
 
 @dataclass
@@ -93,8 +88,6 @@ class Harness:
         tried = dict.fromkeys(ways, operation)
         if RAW in tried and self.device != CPU:
             tried[RAW] = make(replace(shape, device=CPU))
-        if has_twin(what, dtype):
-            tried[FLOAT32] = make(self.shape(nbytes, torch.float32, op))
         calls, missing = self._checked(label, tried)
         calls |= self.copies(what, nbytes)
         times = self.rounds.times(calls)

@@ -16,7 +16,6 @@ BACKEND = "torch backend"  # torch.distributed.all_reduce(tensor), backend "mpi"
 GLOO = "Gloo"  # torch.distributed.all_reduce(tensor, group=...), backend "gloo"
 NCCL = "NCCL"  # the same, backend "nccl"; tensors on a GPU
 RAW = "MPI"  # mpi4py on NumPy memory, see operations.py
-FLOAT32 = "float32"  # the mpicoll API with equally many bytes of float32, for dtypes of two bytes
 COPY = "copy"  # a memory copy by one rank: the floor, see formulas.py
 COPIES = "copies"  # the same by all ranks at once
 BUS = "bus"  # tensors on a GPU: a copy of equally many bytes to pinned host memory, by all ranks at once
@@ -50,12 +49,6 @@ class Row:
 
     def bus_bandwidth(self, way: str) -> float:
         return self.algorithm_bandwidth(way) * formulas.bus_factor(self.what, self.size)
-
-    @property
-    def copied(self) -> float | None:
-        """Bytes per second of the memory copy."""
-        nbytes = formulas.floor_bytes(self.what, self.nbytes, self.size) * formulas.repeats(self.what)
-        return nbytes / self.seconds(COPY) if COPY in self.times else None
 
     def facts(self) -> dict[str, Any]:
         """For JSON."""

@@ -16,14 +16,14 @@ import mpicoll
 import mpicoll._base.cpus as cores_here
 from mpicoll.bench.formulas import spell
 from mpicoll.bench.rounds import ControlChannel
-from mpicoll.bench.row import API, BACKEND, COPIES, COPY, FLOAT32, GLOO, NCCL, RAW, Row
+from mpicoll.bench.row import API, BACKEND, COPY, GLOO, NCCL, RAW, Row
 
 LEGEND = (
     "microseconds per call of the slowest rank: median [least, most] of the rounds; x: time of mpicoll / time of the other,",
     "median of the rounds; floor: a memory copy by one rank; bus: bus bandwidth of mpicoll as the NCCL tests define it, GB/s",
 )
 CELL = 26
-RATIOS = {"x MPI": RAW, "x Gloo": GLOO, "x NCCL": NCCL, "x floor": COPY, "x fp32": FLOAT32}
+RATIOS = {"x MPI": RAW, "x Gloo": GLOO, "x NCCL": NCCL, "x floor": COPY}
 
 
 @dataclass(frozen=True)
@@ -132,15 +132,3 @@ def spread(seconds: Sequence[float], spell: Callable[[float], str]) -> str:
 def micro(seconds: float) -> str:
     us = seconds * 1e6
     return f"{us:.2f}" if us < 10 else f"{us:.1f}" if us < 1000 else f"{us:.0f}"
-
-
-def copy_lines(rows: Sequence[Row]) -> list[str]:
-    """The bandwidth of the memory copy at each measured size."""
-    bandwidths: dict[int, tuple[float, float]] = {}
-    for row in rows:
-        if COPY in row.times and row.copied is not None and row.what in ("all_reduce", "broadcast", "all_gather"):
-            bandwidths[row.nbytes] = (row.copied / 1e9, (row.ratio(COPY, COPIES) or 0.0) * row.copied / 1e9)
-    if not bandwidths:
-        return []
-    lines = ["", "memory copy, GB copied per second: one rank alone, each of all ranks at once"]
-    return lines + [f"{spell(nbytes):>9}{alone:8.1f}{together:8.1f}" for nbytes, (alone, together) in sorted(bandwidths.items())]
