@@ -27,12 +27,9 @@ def quiet_without_reader(main: Callable[P, int]) -> Callable[P, int]:
     def command(*args: P.args, **kwargs: P.kwargs) -> int:
         try:
             try:
-                status = main(*args, **kwargs)
-            except SystemExit:  # of argparse, after --help
+                return main(*args, **kwargs)
+            finally:  # also after SystemExit of argparse's --help
                 sys.stdout.flush()
-                raise
-            sys.stdout.flush()
-            return status
         except BrokenPipeError:
             if not _reader_has_left():
                 raise

@@ -28,9 +28,8 @@ in a job of LSF). Therefore the hosts of all other schedulers are on the command
 it was built with the scheduler's library.
 
 # Note [Log files]
-The options of mpiexec for output files differ: Open MPI 5.0.11 loses standard error with --output dir=DIR and names files after
-its process with --output file=NAME, Open MPI 4 makes a folder for each job, and Hydra needs the folder on every host
-beforehand. Therefore each rank redirects its own output before the program starts.
+The options of mpiexec for output files differ, Open MPI 5.0.11 loses standard error with --output dir=DIR, and Hydra needs the
+folder on every host beforehand. Therefore each rank redirects its own output before the program starts.
 
 # Note [Always oversubscribe]
 Open MPI 5.0.11 lets its ranks yield their cores where there are more ranks than cores, and only there, whether this is allowed or
@@ -39,9 +38,8 @@ with the modifier alone, Open MPI 5.0.11 starts all of them on the first host, a
 binds ranks, Open MPI places them by its own default: it spreads them over the sockets.
 
 # Note [Why no binding]
-Open MPI binds each rank to one core if a job has one or two ranks. The threads of torch and the communication thread of mpicoll
-then share that core: a small message takes 20 ms instead of 0.01. A binding that the user sets, by --bind-to or in the
-environment, stays.
+Open MPI binds each rank to one core if a job has one or two ranks: see Note [One core for a rank] in _base/binding.py. A binding
+that the user sets, by --bind-to or in the environment, stays.
 """
 
 from __future__ import annotations

@@ -42,7 +42,6 @@ IDENTITY = (
     "MV2_COMM_WORLD_RANK", "MVP_COMM_WORLD_RANK", "PALS_APID", "PALS_RANKID", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID",
     "FLUX_JOB_ID", "FLUX_TASK_RANK", "JSM_NAMESPACE_RANK",
 )  # fmt: skip
-
 PREFIX = "mpicoll-rank-"  # of the file name; then rank, user, boot, namespace of process ids, the root's id and start time
 NAME = re.compile(PREFIX + r"(?P<rank>\d+)-(?P<user>\d+)-[^-]+-(?P<namespace>\d+)-(?P<pid>\d+)-(?P<start>\d+)", re.ASCII)
 

@@ -22,6 +22,7 @@ from torch.distributed import ProcessGroup
 
 from mpicoll._api import reductions
 from mpicoll._base.errors import UnsupportedReduction
+from mpicoll._base.facts import ranks_in_words
 from mpicoll._tensors import checks
 
 # Note [Agreement by one sum]
@@ -33,7 +34,7 @@ from mpicoll._tensors import checks
 # sum, so there would be two reductions. An all_gather of all shapes would grow with the number of ranks; the texts that say
 # which ranks differ are gathered after an error is certain.
 PRIME = 2**40 - 87  # sums over up to 2^23 ranks stay within an int64
-MAX_NAMES = 16  # ranks, and different texts, that an error shows
+MAX_TEXTS = 16  # that an error shows
 
 
 class Preflight:
@@ -114,11 +115,8 @@ def _by_rank(title: str, texts: Sequence[str | None]) -> str:
     for rank, text in enumerate(texts):
         if text is not None:
             ranks_of.setdefault(text, []).append(rank)
-    lines = []
-    for text, ranks in ranks_of.items():
-        names = ", ".join(map(str, ranks[:MAX_NAMES])) + (", ..." if len(ranks) > MAX_NAMES else "")
-        lines.append(f"  rank {names}: {text}")
-    return "\n".join([title, *lines[:MAX_NAMES], *(["  ..."] if len(lines) > MAX_NAMES else [])])
+    lines = [f"  {ranks_in_words(ranks)}: {text}" for text, ranks in ranks_of.items()]
+    return "\n".join([title, *lines[:MAX_TEXTS], *(["  ..."] if len(lines) > MAX_TEXTS else [])])
 
 
 def _hash(value: object) -> int:
