@@ -89,12 +89,13 @@ def ask(group: GroupState, number: int, ranks: Iterable[int]) -> None:
         wait.unanswered.setdefault(rank, now)
 
 
-def heard(group: GroupState, rank: int, answer: Answer) -> None:
-    """Keeps an answer that has come, unless what it is about has ended."""
-    for wait in group.waits.values():
-        if wait.id == answer.number:
-            wait.unanswered.pop(rank, None)
-            wait.answers[rank] = answer.value
+def heard(group: GroupState, rank: int, answer: Answer) -> bool:
+    """Keeps an answer to this group, unless what it is about has ended; another world may have had a group of its name."""
+    found: list[_Wait] = [wait for wait in group.waits.values() if wait.id == answer.number]
+    for wait in found:
+        wait.unanswered.pop(rank, None)
+        wait.answers[rank] = answer.value
+    return bool(found)
 
 
 def absent(group: GroupState, number: int, ranks: Iterable[int]) -> list[Absent]:

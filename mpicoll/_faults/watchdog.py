@@ -206,12 +206,10 @@ class Watchdog:
         """Ends the job, or the rank that has answered, if a call waits for a rank that will begin no more, or calls differ."""
         for rank, answer in answers:
             position: Position = answer.value
-            for group in groups:
-                if group.name == position.group:
-                    inquiries.heard(group, rank, answer)
+            asking = [group for group in groups if inquiries.heard(group, rank, answer)]
             for each in waiting if position.left else ():
                 group, peer = each.group, each.peer
-                if group.name != position.group or rank not in group.global_ranks:
+                if group not in asking or rank not in group.global_ranks:
                     continue
                 never = position.begun < group.line.started if peer == EVERYBODY else peer == group.global_ranks.index(rank)
                 if never or (peer is None and group.size == 2):
@@ -229,14 +227,15 @@ class Watchdog:
             group, waited_s = each.group, time.monotonic() - each.since
             if group.size == 1 or group.spans or waited_s < min(ASK_AFTER_S, group.timeout_s / 4):
                 continue
-            peers = group.global_ranks if each.rank is None else [each.rank]
-            unseen = [rank for rank in group.unseen if rank in peers]
+            own, peers = group.global_ranks[group.rank], group.global_ranks if each.rank is None else [each.rank]
+            unseen = [rank for rank in group.unseen if each.rank in (None, rank)]
             if unseen:
                 inquiries.ask(group, each.number, unseen)
-            seen = [rank for rank in peers if rank not in unseen and rank != group.global_ranks[group.rank]]
+            hidden = {*unseen, own}
+            seen = [rank for rank in peers if rank not in hidden]
             if seen and waited_s > PATIENCE_S:
-                start = sum(rank < group.global_ranks[group.rank] for rank in seen)  # so that not all ask the same one
-                questions.ask([seen[(start + self._asked) % len(seen)]], Question(WHERE, (group.name, 0)))
+                start = sum(rank < own for rank in seen)  # so that not all ask the same one
+                inquiries.ask(group, each.number, [seen[(start + self._asked) % len(seen)]])
         self._asked += 1
 
 
@@ -302,6 +301,8 @@ def _end(waiting: UnderWay, what: str, reason: str, absent: Sequence[Absent], af
     before = len({*group.global_ranks[: group.rank]} - {each.rank for each in absent})
     lead_s = waits.LEAD_S / (1 if waiting.peer == EVERYBODY else 4)  # ranks before may not wait for this message
     watch.pause(lead_s * min(before, MOST_BEFORE) + waits.SETTLE_S * any(each.ended for each in absent))
+    if waiting not in table.operations():  # it has ended meanwhile, or while this thread looked
+        return
     stacks.show(f"{group.where(waiting.operation)}: {what}")
     group.call_abort_hooks()
     group.expired(reason, True)

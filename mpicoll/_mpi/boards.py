@@ -37,10 +37,9 @@ class Boards:
     """
 
     def __init__(self, segment: Segment, ranks: Sequence[int], own: int) -> None:
-        self.ranks = tuple(ranks)
         self._memory, self._fence, self.address = segment.memory, segment.fence, segment.address
         self.words = memoryview(segment.memory)[: NBYTES * len(ranks)].cast("q")
-        self._first = {rank: place * NBYTES for place, rank in enumerate(ranks)}
+        self.ranks = self._first = {rank: place * NBYTES for place, rank in enumerate(ranks)}
         self._own, self._mine = own, self._first[own]
         self._version = 0
 

@@ -9,8 +9,10 @@ import pytest
 
 from mpicoll._base.facts import Facts
 from mpicoll._faults import inquiries, questions
+from mpicoll._faults.group_state import EVERYBODY, UnderWay
 from mpicoll._faults.inquiries import Position
 from mpicoll._faults.questions import WHERE, Answer, Question
+from mpicoll._faults.watchdog import Watchdog
 from mpicoll._mpi import library, runtime, survivors
 from mpicoll._mpi.library import MPI
 from tests.support import launch
@@ -70,6 +72,22 @@ def test_an_answer_to_an_earlier_world_counts_for_nothing(asked: list[Asked]) ->
         inquiries.ask(group, 1, [1])
     inquiries.heard(later, 1, answer(asked[0].question, 1, 0))
     assert inquiries.other_call(later, 1, call(1)) is None
+
+
+def test_a_rank_that_has_left_an_earlier_world_ends_nothing(asked: list[Asked], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer came when this rank waited in the next world's group of that name, and the job ended."""
+    ended: list[Any] = []
+    monkeypatch.setattr("mpicoll._faults.watchdog._give_up", lambda *words: ended.append(words[0].group))
+    monkeypatch.setattr("mpicoll._faults.watchdog._compare", lambda waiting: None)
+    earlier, later = (Mock(waits={}, global_ranks=(0, 1), line=Mock(started=1)) for _ in range(2))
+    for group in (earlier, later):
+        group.name = "0"
+        inquiries.ask(group, 1, [1])
+    position = Position("0", 0, "words", "which has destroyed the group")
+    waiting = [UnderWay("all_reduce", later, 0.0, EVERYBODY, number=1)]
+    for question in (each.question for each in asked):
+        Watchdog()._heed([(1, question.answered(position))], [later], waiting)
+    assert ended == [later], "the answer to its own question counts"
 
 
 def test_no_answer_arrives_while_a_rank_dies(monkeypatch: pytest.MonkeyPatch) -> None:
