@@ -232,34 +232,38 @@ class Registry:
         if self._groups.get(communicator.name) is not communicator:
             return
         del self._groups[communicator.name]
-        ended = communicator.end(communicator.timeout_s)
-        watchdog.leave(communicator)  # the other ranks may wait for this one in what follows
-        if communicator.queue.idle():
-            table.groups.pop(communicator, None)
-        else:
-            self._stuck.append(communicator)
-            if communicator.failure is not None:
-                log.say(f"a group is closed while an operation is under way: {communicator.failure}")
-        poller.cancel_all(communicator)
-        if ended:
-            communicator.accesses.withdraw_all()
-            communicator.host.close()
-            if communicator.devices is not None:
-                communicator.devices.close()
-        communicator.attendance.close()
-        if ended and not runtime.finalized():
-            communicator.channel.free()
-        if not self._groups:
-            if self._ledger is not None:
-                self._ledger.over = WORLD_ENDED
-            self._made.clear()
-            bell.hang()
-            poller.close()
-            watchdog.stop(answers=bool(communicator.unseen) and not communicator.channel.serialized and questions.possible())
-            table.groups.clear()
-            recorder.stop()
-            runtime.stop(free=ended)
-            self._world = None
+        ended = False
+        try:
+            ended = communicator.end(communicator.timeout_s)
+        finally:  # also after an exception of a signal's handler: what follows returns soon
+            watchdog.leave(communicator)  # the other ranks may wait for this one in what follows
+            if communicator.queue.idle():
+                table.groups.pop(communicator, None)
+            else:
+                self._stuck.append(communicator)
+                if communicator.failure is not None:
+                    log.say(f"a group is closed while an operation is under way: {communicator.failure}")
+            poller.cancel_all(communicator)
+            if ended:
+                communicator.accesses.withdraw_all()
+                communicator.host.close()
+                if communicator.devices is not None:
+                    communicator.devices.close()
+            communicator.attendance.close()
+            if ended and not runtime.finalized():
+                communicator.channel.free()
+            if not self._groups:
+                if self._ledger is not None:
+                    self._ledger.over = WORLD_ENDED
+                    watchdog.write(self._ledger)
+                self._made.clear()
+                bell.hang()
+                poller.close()
+                watchdog.stop(answers=bool(communicator.unseen) and not communicator.channel.serialized and questions.possible())
+                table.groups.clear()
+                recorder.stop()
+                runtime.stop(free=ended)
+                self._world = None
 
     def _at_exit(self) -> None:
         """Ends what is under way. Functions of atexit that were registered before may still use the groups."""

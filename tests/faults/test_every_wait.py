@@ -70,16 +70,16 @@ TABLE: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         (PASSES, RAISES, RAISES, AT_LIMIT, KILLED),
     ),
     (
-        "`isend`, `irecv`, `batch_isend_irecv`; `send`, `recv` and those of objects of torch.distributed",
+        "`isend`, `irecv`, `batch_isend_irecv`; `send`, `recv` and those of objects of torch.distributed; `wait_signal`",
         (
             "recv", "recv from any", "recv_object_list", "irecv", "irecv, then", "send, large", "isend, large",
-            "batch_isend_irecv",
+            "batch_isend_irecv", "wait_signal",
         ),
         (PASSES, RAISES, RAISES, AT_LIMIT, KILLED),
     ),
     (
-        "`mpicoll.send`, `mpicoll.recv`, `wait_signal`",
-        ("recv of mpicoll", "recv from any of mpicoll", "send of mpicoll, large", "wait_signal"),
+        "`mpicoll.send`, `mpicoll.recv`",
+        ("recv of mpicoll", "recv from any of mpicoll", "send of mpicoll, large"),
         (PASSES, JOB, JOB, JOB_AT_LIMIT, KILLED),
     ),
     (
@@ -106,6 +106,8 @@ ALWAYS = {
     ("recv", "has ended its program"),
     ("destroy", "is stopped"),
     ("fence", "has left the group"),
+    ("new_group", "has left the group"),
+    ("wait_signal", "is stopped"),
 }
 CASES = [
     pytest.param(way, fault, outcome, id=f"{way}-{fault}", marks=[] if (way, fault) in ALWAYS else pytest.mark.slow)
