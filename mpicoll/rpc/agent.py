@@ -24,7 +24,7 @@ from torch.futures import Future
 
 from mpicoll._base.errors import MpicollError, WorkerLeft
 from mpicoll._base.waits import LOOK_S
-from mpicoll._mpi.runtime import Runtime
+from mpicoll._mpi.runtime import Runtime, forked_error, in_forked_child
 from mpicoll.autograd import contexts
 from mpicoll.rpc import wire
 from mpicoll.rpc.functions import checked_future, is_async_execution
@@ -54,6 +54,8 @@ class Agent:
     @classmethod
     def get(cls, otherwise: str = NOT_INITIALIZED) -> Agent:
         """Returns the current agent. Raises RuntimeError with the text ``otherwise`` if there is none."""
+        if in_forked_child():
+            raise forked_error()
         if cls.current is None:
             raise RuntimeError(otherwise)
         return cls.current
@@ -236,8 +238,10 @@ class Agent:
                 # This thread may be in inference mode; the one that waits for the answer need not be.
                 with torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext():
                     value = wire.unpack(message)
-            except BaseException as error:  # noqa: BLE001  raised where the future is waited for
+            except BaseException as error:
                 call.fail(error if isinstance(error, Exception) else describe(error, self.me).exception())
+                if isinstance(error, KeyboardInterrupt):  # of this thread, which waits for another answer
+                    raise
                 return
             if isinstance(value, RemoteError):
                 call.fail(value.exception())

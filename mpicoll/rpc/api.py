@@ -200,7 +200,7 @@ def _end(agent: Agent, graceful: bool) -> None:
 def _at_exit() -> None:
     """A program that ends without shutdown: the others learn of it."""
     agent = Agent.current
-    if agent is not None and not runtime.finalized():
+    if agent is not None and not runtime.in_forked_child() and not runtime.finalized():
         _end(agent, graceful=False)
 
 

@@ -70,6 +70,13 @@ def test_a_child_of_each_rank_is_the_worker(by: str) -> None:
         assert done.returncode == 1, done.stderr
 
 
+def test_a_forked_child_ends_nothing() -> None:
+    """Its exit told the other workers that this one has left, over the connections of its parent."""
+    done = launch(2, str(SCRIPTS / "forked.py"), timeout_s=HUNG_S)
+    assert sorted(done.stdout.splitlines()) == ["child: 7", "worker0: 3", "worker1: 3"], done.stdout + done.stderr
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("how", ["exits", "killed"])
 def test_the_others_go_on(how: str) -> None:
     """When a worker goes without shutdown, calls to it fail, those under way and later ones. Others are still called, and end."""
