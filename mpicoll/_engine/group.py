@@ -149,16 +149,17 @@ class Group(GroupState):
         self.fail(MpicollError(f"{self.where(operation)}: {type(raw).__name__} has left it half done"))
         watchdog.write(self.ledger)
 
-    def failure_of(self, operation: str, function: Callable[..., Any], raw: BaseException) -> BaseException:
-        """Returns our error for what has ended an algorithm. The group is unusable from now on, if its ranks may be out of step.
+    def failure_of(self, operation: str, begun: Callable[..., Any] | None, raw: BaseException) -> BaseException:
+        """Returns our error for what has ended a collective. The group is unusable from now on, if its ranks may be out of step.
 
+        ``begun``: its algorithm; None: it had not begun.
         Errors of our own leave it as it is. So does a signal handler that raises if the algorithm is one call of MPI: Python runs
         handlers after it. Everything else has left the collective half done: a handler that raises, memory that is missing.
         """
         if isinstance(raw, MpicollError):
             return raw
         if not isinstance(raw, FAILURES):
-            if not isinstance(getattr(function, "__func__", function), FunctionType):
+            if begun is not None and not isinstance(getattr(begun, "__func__", begun), FunctionType):
                 return raw
             self._leave(operation, raw)
             return raw
@@ -184,8 +185,8 @@ class Group(GroupState):
         Raises:
             MpicollError: MPI's error. The group is unusable afterwards, except after a message that was too long.
         """
-        thread = get_ident()
-        inside[thread] = (operation, self, monotonic(), peer)
+        entry = operation, self, monotonic(), peer
+        inside[entry] = None
         try:
             return function(*arguments)
         except MPIException as raw:
@@ -194,7 +195,7 @@ class Group(GroupState):
                 self.fail(error)
             raise error from raw
         finally:
-            del inside[thread]
+            del inside[entry]
 
     def _work(self, operation: str, tensors: list[Tensor]) -> Work:
         """Returns the handle of an operation that is about to start."""
@@ -233,7 +234,8 @@ class Group(GroupState):
             return
         with self._waiting_guard:
             others = [other for number, other in self._waiting_calls.items() if number != thread]
-            while (current := self.under_way()) is None and self.line.running.locked():
+            until = monotonic() + 1.0
+            while (current := self.under_way()) is None and self.line.running.locked() and monotonic() < until:
                 sleep(0)  # who holds it is about to say what it does
             if current is not None and current.work is None:
                 others.append(current.operation)

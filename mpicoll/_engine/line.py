@@ -26,7 +26,7 @@ class Group(Protocol):
 
     def attend(self, operation: str, signature: Signature, number: int) -> None: ...
 
-    def failure_of(self, operation: str, function: Callable[..., object], raw: BaseException) -> BaseException: ...
+    def failure_of(self, operation: str, begun: Callable[..., object] | None, raw: BaseException) -> BaseException: ...
 
 
 class Line:
@@ -71,27 +71,29 @@ class Line:
         Raises:
             MpicollError: MPI's error. The group is unusable afterwards.
         """
-        if background is None:
-            if self.pending or self.broken is not None or profiler._is_profiler_enabled or not self._enter(False):
-                return False
-            self.started += 1
-        number, now, words = self.started, monotonic(), self._words
-        function, arguments, signature = call
-        due = now > self._members.due
-        words[self._place] = self._members.word(operation, signature, number) if due else number << CALL_BITS
-        if words[self._wanted]:
-            bell.bell.come()
-        self._record((number, operation, now, signature, background is True))
-        try:
+        if background is None and (
+            self.pending or self.broken is not None or profiler._is_profiler_enabled or not self._enter(False)
+        ):
+            return False
+        try:  # from here on: the handler of a signal may raise anywhere
+            number = self.started = self.started + (background is None)
+            now = monotonic()
+            function, arguments, signature = call
+            due = now > self._members.due
+            self._words[self._place] = self._members.word(operation, signature, number) if due else number << CALL_BITS
+            if self._words[self._wanted]:
+                bell.bell.come()
+            self._record((number, operation, now, signature, background))
             if due:
                 self.group.attend(operation, signature, number)
+            call = None  # type: ignore[assignment]  # it has begun
             function(*arguments)
         except BaseException as raw:
-            if (error := self.group.failure_of(operation, function, raw)) is raw:
+            if (error := self.group.failure_of(operation, None if call else function, raw)) is raw:
                 raise
             raise error from (None if isinstance(error, CollectiveMismatch) else raw)
         finally:
-            self.ended = number
+            self.ended = self.started
             if background is None:
                 self._leave()
         return True

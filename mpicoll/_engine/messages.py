@@ -131,10 +131,10 @@ class Messages(Collectives):
                         message.cancel()
                         self.check_usable(message.operation)
                     pause()
-        except MpicollError:
-            raise
-        except BaseException:  # of a signal's handler; MPI still uses the memory
-            message.cancel()
+        except BaseException as error:
+            message.failed(error)
+            if not isinstance(error, MpicollError):  # of a signal's handler; MPI still uses the memory
+                message.cancel()
             raise
 
     @spans.spanned("isend")

@@ -41,7 +41,7 @@ class Poller:
         self._guard = threading.Lock()
         self._waiting: list[Work] = []
         self._waits = 0  # how often a thread has begun to wait
-        self._served: list[Channel] = []
+        self._served: dict[Channel, None] = {}
         self._wake = threading.Event()
         self._asleep = False
         self._closing = False
@@ -57,13 +57,12 @@ class Poller:
 
     def serve(self, channel: Channel) -> None:
         """Calls MPI until `rest`: Note [Who moves a put] in _mpi/remote_memory.py. Again: does nothing."""
-        if channel not in self._served:
-            self._served.append(channel)
-            self._start()
+        self._served[channel] = None
+        self._start()
 
     def rest(self, channel: Channel) -> None:
         """Ends `serve`. Another channel may still be served."""
-        self._served = [each for each in self._served if each is not channel]
+        self._served.pop(channel, None)
 
     def _start(self) -> None:
         with self._guard:
@@ -76,22 +75,28 @@ class Poller:
 
     def poll(self, tests: int = 1) -> bool:
         """Tests every pending message, and so many times in all if they are few. Returns True if one has ended or moved."""
-        ended: list[tuple[MessageWork, Exception | None]] = []
+        ended: dict[MessageWork, Exception | None] = {}
         moved = False
-        with self._guard:
-            more = range(tests // (len(self._pending) or 1) - 1)
-            for work in self._pending:
-                try:
-                    if work.test() or any(work.test() for _ in more):
-                        ended.append((work, None))
-                    elif work.transfer.moved:
-                        work.transfer.moved, moved = False, True
-                except Exception as caught:  # noqa: BLE001  raised by the wait of the message's Work
-                    ended.append((work, caught))
-            for work, _ in ended:
-                del self._pending[work]
-        for work, error in ended:
-            work._complete(error)
+        try:
+            with self._guard:
+                more = range(tests // (len(self._pending) or 1) - 1)
+                for work in self._pending:
+                    try:
+                        if work.test() or any(work.test() for _ in more):
+                            ended[work] = None
+                        elif work.transfer.moved:
+                            work.transfer.moved, moved = False, True
+                    except Exception as caught:
+                        known = work.fatal or isinstance(caught, MpicollError)
+                        if not known and threading.current_thread() is threading.main_thread():
+                            raise  # of a signal's handler: it is for the thread that waits
+                        ended[work] = caught  # raised by the wait of the message's Work
+        finally:
+            for work, error in ended.items():
+                self._pending.pop(work, None)
+                if error is not None:
+                    work.failed(error)
+                work._complete(error)
         return bool(ended) or moved
 
     def _loop(self) -> None:
@@ -136,7 +141,8 @@ class Poller:
                 self._wait(work, deadline, peer)
 
     def _wait(self, work: Work, deadline: float, peer: int | None) -> None:
-        backoff = Backoff(peer, spin_s=0.0, moves=self._moves)
+        served = bool(self._served)  # who puts there rings nobody
+        backoff = Backoff(None if served else peer, spin_s=0.0, naps=NAPS if served else Backoff.NAPS, moves=self._moves)
         self._waiting.append(work)
         try:
             while not work._done and time.monotonic() < deadline:
@@ -186,7 +192,10 @@ def pending(group: GroupState, operation: str, transfer: Transfer, tensor: Tenso
             work.held = storages.hold([tensor])
             poller.add(work)
             return work
-    except MpicollError as error:
+    except Exception as error:
+        work.failed(error)
+        if not isinstance(error, MpicollError):
+            raise
         work._error = error
     work._done = True  # a small message has often ended at once; nobody else has seen the Work yet
     return work

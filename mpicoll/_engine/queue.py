@@ -54,8 +54,8 @@ class CollectiveQueue:
         """Runs an operation in this thread if the group is idle. Otherwise does nothing and returns False."""
         if self.line.pending or not self.line.running.acquire(blocking=False):
             return False
-        self.line.started += 1
         try:
+            self.line.started += 1
             operation()
         finally:
             self.line.running.release()

@@ -32,9 +32,11 @@ class MessageWork(Work):
 
     Attributes:
         held: The tensor, while MPI uses its memory and the program may change it.
+        fatal: `test` has raised what makes the group unusable.
     """
 
     held: Held | None = None
+    fatal = False
     _met = 0  # looks since the other side waits for this rank
     _mutex = threading.Lock()  # of all messages: it is held for moments
 
@@ -50,7 +52,7 @@ class MessageWork(Work):
         return culprits.other_side(self.group, self.peer)
 
     def test(self) -> bool:
-        """Works like `Transfer.test`, with mpicoll's errors for MPI's, and an error if the tensor was resized meanwhile."""
+        """Works like `Transfer.test`, with mpicoll's errors. After one, call `failed` without a lock: the program's hooks run."""
         try:
             if not self.transfer.test():
                 return False
@@ -58,17 +60,23 @@ class MessageWork(Work):
             error = translate(raw, self.where())
             if isinstance(error, TruncationError):
                 raise too_long(self.group, self.operation, self.tensor) from None
-            self.group.fail(error)
+            self.fatal = True
             raise error from raw
-        except Exception as error:  # from a device: the peer waits for a message that does not come, and MPI may still write
-            runtime.process.kept.append(self)
-            self.group.fail(error)
+        except Exception:
+            if not self.tensor.is_cpu:  # the peer waits for a message that does not come, and MPI may still write
+                self.fatal = True
+                runtime.process.kept.append(self)
             raise
         if self.transfer.wrong:
             raise CollectiveMismatch(f"{self.where()}: {self.transfer.wrong}")
         if self.held and (resized := storages.resized(self.held)):
             raise MpicollError(f"{self.where()}: {resized}")
         return True
+
+    def failed(self, error: BaseException) -> None:
+        """Makes the group unusable if this error of `test` is fatal."""
+        if self.fatal and isinstance(error, Exception):
+            self.group.fail(error)
 
     def other_side(self) -> int | None:
         """The rank of the world on the other side, for the bell; None: any rank."""

@@ -36,7 +36,7 @@ LAST_CALLS = 20  # on a board, of a group that the rank has left
 
 
 # A collective that this rank has begun: (its number on the group, operation, start time, signature, asynchronous).
-Entry: TypeAlias = "tuple[int, str, float, Signature, bool]"
+Entry: TypeAlias = "tuple[int, str, float, Signature, bool | None]"
 
 
 class Line(Protocol):

@@ -163,7 +163,7 @@ def _group(group: GroupState, offset: float) -> dict[str, Any]:
         "name": group.name, "ranks": list(group.channel.ranks), "timeout_s": group.timeout_s,
         "error": None if group.broken is None else str(group.broken), "issued": group.queue.issued(),
         "collectives": [
-            {"number": number, **facts(operation, signature).as_json(), "asynchronous": asynchronous,
+            {"number": number, **facts(operation, signature).as_json(), "asynchronous": bool(asynchronous),
              "started": started + offset, "ended": number <= ended}
             for number, operation, started, signature, asynchronous in collectives
         ],

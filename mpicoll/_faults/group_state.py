@@ -161,5 +161,5 @@ class GroupState:
         for hook in list(self.abort_hooks.values()):
             try:
                 hook()
-            except Exception:  # noqa: BLE001  the failure itself matters more
+            except (Exception, SystemExit):  # noqa: BLE001  the failure itself matters more
                 traceback.print_exc()

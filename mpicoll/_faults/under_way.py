@@ -20,19 +20,19 @@ class Table:
 
     Attributes:
         groups: In the order in which they were made, until they are closed and their operations have ended. Copied by readers.
-        inside: Blocking messages, by thread: (operation, group, start time, peer as in `UnderWay`). A thread writes only its own
-            entry, and is in one message at a time.
+        inside: Blocking messages: (operation, group, start time, peer as in `UnderWay`). A thread has several while the handler
+            of a signal, or a hook of the program, sends in the middle of one.
         posted: Returns the posted messages that have not ended.
     """
 
     def __init__(self) -> None:
         self.groups: dict[GroupState, None] = {}
-        self.inside: dict[int, tuple[str, GroupState, float, int | None]] = {}
+        self.inside: dict[tuple[str, GroupState, float, int | None], None] = {}
         self.posted: Callable[[], Iterable[MessageWork]] = tuple
 
     def operations(self) -> list[UnderWay]:
         """Blocking messages, the collective of each group, and posted messages for which a thread waits, or has waited."""
-        found = [UnderWay(*entry) for entry in list(self.inside.values())]
+        found = [UnderWay(*entry) for entry in list(self.inside)]
         found += filter(None, [group.under_way() for group in list(self.groups)])
         awaited = [(each, each.awaited) for each in self.posted()]
         found += [UnderWay(each.operation, each.group, since, each.peer, each) for each, since in awaited if since is not None]

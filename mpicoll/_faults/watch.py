@@ -143,7 +143,7 @@ class Watch:
 def _call(function: Callable[[], object]) -> None:
     try:
         function()
-    except Exception:  # noqa: BLE001  one that fails must not keep the others from being called
+    except (Exception, SystemExit):  # noqa: BLE001  one that fails must not keep the others from being called
         traceback.print_exc()
 
 

@@ -58,7 +58,7 @@ class HostMessages:
         """Receives a message that has come from ``src`` (None: any rank). Returns its sender's rank; None: none has come."""
         channel, peer = self._channel, ANY_SOURCE if src is None else src
         with channel.posting, channel.lock:
-            if (found := channel.arrived(peer, OWN_TAGS + tag)) is None:
+            if not channel.comm or (found := channel.arrived(peer, OWN_TAGS + tag)) is None:  # freed by another thread
                 return None
             target = memory if found.nbytes <= memory.nbytes else torch.empty(found.nbytes, dtype=torch.uint8, device="cpu")
             request = channel.comm.Irecv(spec(target.data_ptr(), found.nbytes), found.source, found.tag)

@@ -241,7 +241,7 @@ class Channel:
 
     def free(self) -> None:
         """Frees the communicators. Called on an explicit destroy only, never from garbage collection."""
-        with self.lock, self._freeing:
+        with self.posting, self.lock, self._freeing:
             if self.program_comm:
                 self.program_comm.Free()
             if self.comm != self.runtime.base:

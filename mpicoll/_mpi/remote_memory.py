@@ -133,7 +133,9 @@ class RemoteMemory:
         with self._channel.lock:
             function = getattr(self._window, "R" + call.lower())
             self.unflushed.add(rank)
-            return Access(self._channel, [function(*each) for each in _pieces(address, nbytes, rank, offset, *reduction)])
+            requests = [function(*each) for each in _pieces(address, nbytes, rank, offset, *reduction)]
+            self.unflushed.add(rank)  # another thread may have called `flush` meanwhile
+            return Access(self._channel, requests)
 
     def flush(self, rank: int) -> None:
         """Returns when everything that this rank has started at a rank has arrived there."""

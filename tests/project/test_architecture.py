@@ -146,8 +146,9 @@ KNOW_GPUS = {  # file: reason
     "_api/groups.py": "a mixed group takes tensors of one kind of device only",
     "_api/information.py": "names the facts about torch that it returns",
     "_engine/collectives.py": "picks the backend by the tensor's device",
+    "_engine/requests.py": "an exception is of a device, or of a signal's handler",
     "_tensors/buffers.py": "the check for a tensor that needs no other check",
-    "_tensors/checks.py": "names the kinds of device that are carried at all",
+    "_tensors/checks.py": "a plain tensor on the CPU needs no other check",
     "_c10d/names.py": "torch asks which kinds of device the backend takes",
     "_c10d/torch213/mixed.py": "cpu:mpi,cuda:nccl",
 }
