@@ -53,9 +53,12 @@ def provide(environ: MutableMapping[str, str] = os.environ) -> None:
     """
     launch = launcher.detect(environ)
     if launch is not None and launch.launcher in LAUNCHERS:
-        more = of_version((4,), one_host=False) if OF_OPEN_MPI_4 in environ else {}
-        for name, value in {**ALWAYS, **more}.items():
+        for name, value in ALWAYS.items():
             environ.setdefault(name, value)
+        if OF_OPEN_MPI_4 in environ and "FI_PROVIDER" not in environ:
+            from mpicoll._base.inherited import provide_here  # seldom needed
+
+            provide_here(*next(iter(of_version((4,), one_host=False).items())), environ)
 
 
 def decided(environ: Mapping[str, str], library: str = "") -> frozenset[str]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mpicoll._base import open_mpi_settings
+from mpicoll._base import inherited, open_mpi_settings
 from mpicoll._base.inherited import ADDED, OWNER, provide_here, without_job
 from mpicoll._base.launcher import Launch, detect, started_by_mpi
 from mpicoll._base.slurm import expand_hosts, first_host, tasks_per_node
@@ -170,6 +170,8 @@ def test_open_mpis_settings_are_for_its_ranks() -> None:
         assert changed == {**open_mpi_settings.ALWAYS, **environ}
     four = {**OPENMPI, open_mpi_settings.OF_OPEN_MPI_4: "2"}  # its provider net, also where mpi4py starts MPI first
     open_mpi_settings.provide(changed := dict(four))
+    assert "FI_PROVIDER" not in inherited.without_job(changed), "a job that a rank starts chooses anew"
+    assert changed.pop(inherited.ADDED) == "FI_PROVIDER=^net"
     assert changed == {**open_mpi_settings.ALWAYS, **open_mpi_settings.of_version((4,), one_host=False), **four}
     open_mpi_settings.provide(changed := {**four, "FI_PROVIDER": "psm2"})
     assert changed["FI_PROVIDER"] == "psm2"
