@@ -79,8 +79,7 @@ class Accesses:
         except REFUSALS as error:
             self.group.refused(operation, error)
             raise
-        kind = str(tensor.dtype).removeprefix("torch.").encode()
-        place = self.group.channel, tensor.data_ptr(), tensor.nbytes, kind
+        place = self.group.channel, tensor.data_ptr(), tensor.nbytes, str(tensor.dtype).removeprefix("torch.").encode()
         memory = self.group.value(operation, RemoteMemory, *place, reads=[tensor])
         dtypes = [getattr(torch, name.decode()) for name in memory.kinds]
         counts = [nbytes // dtype.itemsize for nbytes, dtype in zip(memory.sizes, dtypes, strict=True)]

@@ -234,11 +234,13 @@ class Group(GroupState):
             return
         with self._waiting_guard:
             others = [other for number, other in self._waiting_calls.items() if number != thread]
-            until = monotonic() + 1.0
+            until = monotonic() + 10.0
             while (current := self.under_way()) is None and self.line.running.locked() and monotonic() < until:
                 sleep(0)  # who holds it is about to say what it does
             if current is not None and current.work is None:
                 others.append(current.operation)
+            elif current is None and monotonic() >= until:
+                others.append("a collective that it has not begun")
             if others:
                 raise ConcurrentCollectives(
                     f"{self.where(operation)}: another thread of this rank is in {others[0]} on the same group. On another rank "

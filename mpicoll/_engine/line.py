@@ -89,6 +89,8 @@ class Line:
             call = None  # type: ignore[assignment]  # it has begun
             function(*arguments)
         except BaseException as raw:
+            if call and not (self.history and self.history[-1][0] == self.started):  # the others read there who has left it
+                self._record((self.started, operation, monotonic(), call[2], background))
             if (error := self.group.failure_of(operation, None if call else function, raw)) is raw:
                 raise
             raise error from (None if isinstance(error, CollectiveMismatch) else raw)

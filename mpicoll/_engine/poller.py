@@ -38,7 +38,7 @@ class Poller:
 
     def __init__(self) -> None:
         self._pending: dict[MessageWork, None] = {}  # in the order in which they were posted
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()
         self._waiting: list[Work] = []
         self._waits = 0  # how often a thread has begun to wait
         self._served: dict[Channel, None] = {}
@@ -80,20 +80,23 @@ class Poller:
         try:
             with self._guard:
                 more = range(tests // (len(self._pending) or 1) - 1)
-                for work in self._pending:
+                for work in list(self._pending):  # the handler of a signal may post messages, and wait for them, meanwhile
                     try:
                         if work.test() or any(work.test() for _ in more):
                             ended[work] = None
                         elif work.transfer.moved:
                             work.transfer.moved, moved = False, True
                     except Exception as caught:
-                        known = work.fatal or isinstance(caught, MpicollError)
+                        known = work.fatal or isinstance(
+                            caught, RuntimeError
+                        )  # MpicollError, or torch's of a tensor that was resized
                         if not known and threading.current_thread() is threading.main_thread():
                             raise  # of a signal's handler: it is for the thread that waits
                         ended[work] = caught  # raised by the wait of the message's Work
+                    if work in ended:
+                        self._pending.pop(work, None)
         finally:
             for work, error in ended.items():
-                self._pending.pop(work, None)
                 if error is not None:
                     work.failed(error)
                 work._complete(error)
@@ -192,9 +195,10 @@ def pending(group: GroupState, operation: str, transfer: Transfer, tensor: Tenso
             work.held = storages.hold([tensor])
             poller.add(work)
             return work
-    except Exception as error:
+    except BaseException as error:
         work.failed(error)
-        if not isinstance(error, MpicollError):
+        if not isinstance(error, MpicollError):  # of a signal's handler; MPI still uses the memory
+            work.cancel()
             raise
         work._error = error
     work._done = True  # a small message has often ended at once; nobody else has seen the Work yet

@@ -35,7 +35,7 @@ PROGRAM_ENDED, WORLD_ENDED = "its program has ended", "it has destroyed its defa
 LAST_CALLS = 20  # on a board, of a group that the rank has left
 
 
-# A collective that this rank has begun: (its number on the group, operation, start time, signature, asynchronous).
+# A collective that this rank has begun: (its number on the group, operation, start time, signature, True: asynchronous).
 Entry: TypeAlias = "tuple[int, str, float, Signature, bool | None]"
 
 

@@ -45,7 +45,7 @@ def of_message(group: GroupState, peer: int) -> list[Absent]:
     known = None if group.ledger is None else group.ledger.read(rank)
     if known is not None:
         return [_absent(group, rank, known)]
-    return inquiries.absent(group, 0, [rank]) or [Absent(rank, "its calls are not known")]
+    return (inquiries.absent(group, 0, [rank]) if rank in group.unseen else []) or [Absent(rank, "its calls are not known")]
 
 
 def of_any(group: GroupState) -> list[Absent]:

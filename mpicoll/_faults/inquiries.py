@@ -1,4 +1,4 @@
-"""Questions to ranks whose calls cannot be seen from here, because they are on other nodes: what each has done last.
+"""Questions to ranks whose calls cannot be seen from here, most of them on other nodes: what each has done last.
 
 The watchdog sends questions (questions.py), receives the answers, and answers for this rank. From these answers `absent` finds
 the ranks that are late and those that do not answer.

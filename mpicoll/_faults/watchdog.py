@@ -222,7 +222,7 @@ class Watchdog:
             _compare(each)
 
     def _ask(self, waiting: Sequence[UnderWay]) -> None:
-        """Asks the ranks that calls wait for; of those on this node only whether their programs have ended."""
+        """Asks the ranks that calls wait for; of those on this node one at a time, which answer at their end at least."""
         for each in waiting:
             group, waited_s = each.group, time.monotonic() - each.since
             if group.size == 1 or group.spans or waited_s < min(ASK_AFTER_S, group.timeout_s / 4):
@@ -240,7 +240,7 @@ class Watchdog:
 
 
 def _compare(waiting: UnderWay) -> None:
-    """Ends the job if a rank of another node has answered that it makes another call than this rank."""
+    """Ends the job if a rank has answered that it makes another call than this rank."""
     group, number = waiting.group, waiting.number
     if number in group.waits and not group.checked and group.ledger is not None and group.ledger.compares:
         own = inquiries.call(group, number)

@@ -111,10 +111,9 @@ class _Send:
 
 
 class _Receive:
-    moved, wrong = False, ""
+    source, moved, wrong = -1, False, ""
 
     def __init__(self, channel: Channel, request: Any, tensor: Tensor, memory: Tensor, header: bytearray | None) -> None:
-        self.source = -1
         self._channel = channel
         self._request = request
         self._tensor, self._memory, self._header = tensor, memory, header
@@ -127,7 +126,7 @@ class _Receive:
         return int(self._status.Get_elements(BYTE)) - len(self._header or b"")
 
     def test(self) -> bool:
-        if not self._channel.test(self._request, self._status):
+        if self._request and not self._channel.test(self._request, self._status):  # null: an exception has followed its end
             return False
         self.source = self._status.Get_source()
         if self.nbytes > self._room:

@@ -71,12 +71,6 @@ def check_once(environ: Mapping[str, str]) -> None:
     )
 
 
-def _announce(job_plan: Plan, request: Request) -> None:
-    notes = [] if request.quiet or request.restart else [*request.notes, *job_plan.notes]
-    for text in [*notes, *([spell(job_plan)] if request.verbose else [])]:
-        _say(text)
-
-
 def _say(text: str) -> None:
     with contextlib.suppress(BrokenPipeError):  # nobody reads it; the job goes on
         print(f"mpicoll.run: {text}", file=sys.stderr, flush=True)
@@ -90,7 +84,9 @@ def _supervise(programs: Sequence[Program], request: Request) -> int:
         if request.dry_run:
             print(spell(job_plan))
             return 0
-        _announce(job_plan, request)
+        notes = [] if request.quiet or request.restart else [*request.notes, *job_plan.notes]
+        for text in [*notes, *([spell(job_plan)] if request.verbose else [])]:
+            _say(text)
         watch = watch or supervisor.Supervisor()
         outcome = watch.run(job_plan, environ, request.grace_s)
         if _failed_by_itself(outcome, job_plan.family, request):

@@ -66,17 +66,17 @@ class Preflight:
 
     def ring(self, value: object, place: int, successor: int) -> None:
         """Requires that ``value`` is the same on all ranks of a ring, given this rank's number and the next one's."""
-        self._sum += _hash(value) * (_weight(1, place) - _weight(1, successor))
+        self._sum += _hash(value) * (_hash((1, place)) - _hash((1, successor)))
 
     def pairs(self, sent: Sequence[int], received: Sequence[int]) -> None:
         """Requires that each rank receives from another what that one sends to it: counts, one for each rank."""
         for rank, (to, back) in enumerate(zip(sent, received, strict=True)):
-            self._sum += to * _weight(2, self.rank, rank) - back * _weight(2, rank, self.rank)
+            self._sum += to * _hash((2, self.rank, rank)) - back * _hash((2, rank, self.rank))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
         if error is not None and not isinstance(error, (TypeError, ValueError)):
             return False
-        weight = _weight(0, self.rank) - _weight(0, (self.rank + 1) % self.size)
+        weight = _hash((0, self.rank)) - _hash((0, (self.rank + 1) % self.size))
         must_match = (self._sum + _hash(self.equal) * weight) % PRIME
         may_match = _hash(self.even) * weight % PRIME
         total = torch.tensor([int(error is not None), int(self.requires_grad), must_match, may_match], device="cpu")
@@ -122,10 +122,6 @@ def _by_rank(title: str, texts: Sequence[str | None]) -> str:
 def _hash(value: object) -> int:
     """Returns 40 bits that are the same on every rank for equal values, unlike those of Python's hash."""
     return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=5).digest(), "little")
-
-
-def _weight(*key: int) -> int:
-    return _hash(key)
 
 
 def description(tensor: Tensor) -> str:

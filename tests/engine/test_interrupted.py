@@ -65,7 +65,7 @@ def test_an_exception_before_a_collective_has_begun() -> None:
     """Its place is taken, so the group cannot be used. The next call kept a core busy for ever, and waited for this one."""
     group = dist.new_group()
     communicator: Any = groups.of(group)
-    communicator.line._record = raising
+    communicator.attendance.due, communicator.attendance.word = 0.0, raising
     agree(isinstance(raised_by(lambda: dist.all_reduce(torch.ones(1), group=group)), Late))
     error = raised_by(lambda: dist.all_reduce(torch.ones(1), group=group))
     agree(isinstance(error, dist.GroupFailed) and "Late has left it half done" in str(error), f"{error!r}")
@@ -164,3 +164,40 @@ def test_a_hook_that_ends_its_thread_ends_nothing_else(capsys: pytest.CaptureFix
     watch._call(lambda: sys.exit(3))
     agree(called == [1])
     assert capsys.readouterr().err.count("SystemExit: 3") == 2
+
+
+@pytest.mark.usefixtures("world")
+def test_a_handler_that_posts_and_waits_in_the_middle_of_a_wait(rank: int, size: int) -> None:
+    """The lock of the pending messages was held: it waited for itself. What ended meanwhile ends once, with its own values."""
+    communicator: Any = groups.of(None)
+    received = torch.empty(1)
+
+    class Interrupted(Transferred):
+        def test(self) -> bool:
+            if self.error is not None:
+                self.error = None
+                works = [dist.isend(torch.full((1,), float(rank)), (rank + 1) % size), dist.irecv(received, (rank - 1) % size)]
+                for work in works:
+                    work.wait()
+            return True
+
+    work = pending(communicator, "irecv", Transferred(None), torch.ones(1), 0)
+    work._done, work.transfer = False, Interrupted(Late())  # type: ignore[assignment]
+    poller.add(work)
+    work.wait()
+    agree(received.item() == (rank - 1) % size and not poller.under_way(), f"{received}")
+
+
+@pytest.mark.usefixtures("world")
+def test_a_callback_polls_while_other_messages_have_ended() -> None:
+    """They were tested again, after their end: an error was lost, and a receive had no sender."""
+    communicator: Any = groups.of(None)
+    of_this_test = Poller()
+    works = [pending(communicator, "irecv", Transferred(None), torch.ones(1), 0) for _ in range(2)]
+    for work in works:
+        work._done = False
+        of_this_test._pending[work] = None
+    works[1].transfer = Transferred(MPI.Exception(MPI.ERR_TRUNCATE))  # type: ignore[assignment]
+    works[0]._on_completion(of_this_test.poll)
+    of_this_test.poll()
+    agree(isinstance(raised_by(works[1].wait), dist.TruncationError) and works[0].is_completed())
