@@ -107,9 +107,7 @@ def _doctor(words: list[str]) -> int:
 def _settings(words: list[str]) -> int:
     from mpicoll._base.config import described
 
-    argparse.ArgumentParser("mpicoll settings", description="Prints the settings of mpicoll, with their values here.").parse_args(
-        words
-    )
+    argparse.ArgumentParser("mpicoll settings", description="Prints the settings, with their values here.").parse_args(words)
     print("\n".join(described(shutil.get_terminal_size().columns)))
     return 0
 

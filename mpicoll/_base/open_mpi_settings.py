@@ -55,10 +55,12 @@ def provide(environ: MutableMapping[str, str] = os.environ) -> None:
     if launch is not None and launch.launcher in LAUNCHERS:
         for name, value in ALWAYS.items():
             environ.setdefault(name, value)
-        if OF_OPEN_MPI_4 in environ and "FI_PROVIDER" not in environ:
+        if OF_OPEN_MPI_4 in environ:
             from mpicoll._base.inherited import provide_here  # seldom needed
 
-            provide_here(*next(iter(of_version((4,), one_host=False).items())), environ)
+            for name, value in of_version((4,), one_host=False).items():
+                if name not in environ:
+                    provide_here(name, value, environ)
 
 
 def decided(environ: Mapping[str, str], library: str = "") -> frozenset[str]:

@@ -268,9 +268,11 @@ class Group(GroupState):
             deadline = monotonic() + timeout_s
             for work in self.queue.works():
                 work.awaited = work.awaited or monotonic()  # so that the watchdog says who has not come
-            while not (ended := self.queue.close(0.1)) and self.broken is None and monotonic() < deadline:
-                pass
-            failed = self.broken is not None
-            self.broken = GroupDestroyed("the group has been destroyed")
+            try:
+                while not (ended := self.queue.close(0.1)) and self.broken is None and monotonic() < deadline:
+                    pass
+            finally:  # also after an exception of a signal's handler
+                failed = self.broken is not None
+                self.broken = GroupDestroyed("the group has been destroyed")
             return ended and not failed
         return False

@@ -87,9 +87,7 @@ class Poller:
                         elif work.transfer.moved:
                             work.transfer.moved, moved = False, True
                     except Exception as caught:
-                        known = work.fatal or isinstance(
-                            caught, RuntimeError
-                        )  # MpicollError, or torch's of a tensor that was resized
+                        known = work.fatal or isinstance(caught, RuntimeError)  # mpicoll's, or torch's of a resized tensor
                         if not known and threading.current_thread() is threading.main_thread():
                             raise  # of a signal's handler: it is for the thread that waits
                         ended[work] = caught  # raised by the wait of the message's Work

@@ -236,7 +236,6 @@ class Registry:
         try:
             ended = communicator.end(communicator.timeout_s)
         finally:  # also after an exception of a signal's handler: what follows returns soon
-            communicator.broken = communicator.broken or GroupDestroyed("the group has been destroyed")
             watchdog.leave(communicator)  # the other ranks may wait for this one in what follows
             if communicator.queue.idle():
                 table.groups.pop(communicator, None)

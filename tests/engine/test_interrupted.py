@@ -46,6 +46,14 @@ class Transferred:
         return True
 
 
+def posted(group: Any, *transfers: Any) -> list[Any]:
+    """Messages of these transfers, which have not ended."""
+    works = [pending(group, "irecv", Transferred(None), torch.ones(1), 0) for _ in transfers]
+    for work, transfer in zip(works, transfers, strict=True):
+        work._done, work.transfer = False, transfer
+    return works
+
+
 @pytest.fixture
 def alarm() -> Iterator[Callable[..., None]]:
     """Sets the handler of an alarm, and when it comes."""
@@ -77,15 +85,14 @@ def test_hooks_of_a_failed_group_may_use_others(rank: int, size: int) -> None:
     """The lock of the pending messages was held in them: a hook that receives waited for itself."""
     group, other = dist.new_group(), dist.new_group()
     communicator: Any = groups.of(group)
-    received, posted = torch.empty(1), list[Any]()
-    communicator.abort_hooks[0] = lambda: posted.append(dist.irecv(received, (rank - 1) % size, other))
-    work = pending(communicator, "irecv", Transferred(None), torch.ones(1), 0)
-    work._done, work.transfer = False, Transferred(MPI.Exception(MPI.ERR_OTHER))  # type: ignore[assignment]
+    received, works = torch.empty(1), list[Any]()
+    communicator.abort_hooks[0] = lambda: works.append(dist.irecv(received, (rank - 1) % size, other))
+    (work,) = posted(communicator, Transferred(MPI.Exception(MPI.ERR_OTHER)))
     poller.add(work)
     agree(isinstance(raised_by(work.wait), dist.CommunicationError))
     dist.barrier()
     dist.isend(torch.full((1,), float(rank)), (rank + 1) % size, other).wait()
-    posted[0].wait()
+    works[0].wait()
     agree(received.item() == (rank - 1) % size)
 
 
@@ -94,11 +101,8 @@ def test_an_exception_of_a_handler_is_of_the_thread_that_waits() -> None:
     """It became the error of whichever message was tested at that moment, whose group failed."""
     communicator: Any = groups.of(None)
     of_this_test = Poller()
-    works = [pending(communicator, "irecv", Transferred(None), torch.ones(1), 0) for _ in range(2)]
-    for work in works:
-        work._done = False
-        of_this_test._pending[work] = None
-    works[1].transfer = Transferred(Late())  # type: ignore[assignment]
+    works = posted(communicator, Transferred(None), Transferred(Late()))
+    of_this_test._pending.update(dict.fromkeys(works))
     agree(isinstance(raised_by(of_this_test.poll), Late))
     agree([work.is_completed() for work in works] == [True, False])
     agree(of_this_test.poll() and works[1].is_completed() and communicator.broken is None)
@@ -181,8 +185,7 @@ def test_a_handler_that_posts_and_waits_in_the_middle_of_a_wait(rank: int, size:
                     work.wait()
             return True
 
-    work = pending(communicator, "irecv", Transferred(None), torch.ones(1), 0)
-    work._done, work.transfer = False, Interrupted(Late())  # type: ignore[assignment]
+    (work,) = posted(communicator, Interrupted(Late()))
     poller.add(work)
     work.wait()
     agree(received.item() == (rank - 1) % size and not poller.under_way(), f"{received}")
@@ -193,11 +196,8 @@ def test_a_callback_polls_while_other_messages_have_ended() -> None:
     """They were tested again, after their end: an error was lost, and a receive had no sender."""
     communicator: Any = groups.of(None)
     of_this_test = Poller()
-    works = [pending(communicator, "irecv", Transferred(None), torch.ones(1), 0) for _ in range(2)]
-    for work in works:
-        work._done = False
-        of_this_test._pending[work] = None
-    works[1].transfer = Transferred(MPI.Exception(MPI.ERR_TRUNCATE))  # type: ignore[assignment]
+    works = posted(communicator, Transferred(None), Transferred(MPI.Exception(MPI.ERR_TRUNCATE)))
+    of_this_test._pending.update(dict.fromkeys(works))
     works[0]._on_completion(of_this_test.poll)
     of_this_test.poll()
     agree(isinstance(raised_by(works[1].wait), dist.TruncationError) and works[0].is_completed())
